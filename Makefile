@@ -14,7 +14,7 @@ ARGS ?=
 WORKERS ?= -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # Tests of pure code and of the store: no server, no training.
-QUICK := tests/test_architecture.py tests/test_docs.py tests/store tests/cli tests/recorder/test_linking.py tests/recorder/test_classify.py \
+QUICK := tests/test_architecture.py tests/test_docs.py tests/store tests/cli tests/recorder/test_linking.py tests/wire/test_classify.py \
 	tests/scorers/test_reactions.py tests/scorers/test_parse.py tests/trainer/test_advantages.py tests/trainer/test_losses.py \
 	tests/trainer/test_playbook.py tests/trainer/test_batch.py
 

@@ -24,7 +24,6 @@ os.environ |= {
     "MODEL_NAME": str(PATINA_TINY),
     "LEARNING_RATE": "5e-3",
     "PATINA_JUDGE": "none",
-    "PATINA_LEARNING": "kl_target=0.2",
 }
 
 # No property depends on the clock: the tests share a busy machine with training runs. In CI the examples are Hypothesis's fixed ones.

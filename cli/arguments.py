@@ -261,12 +261,12 @@ def _add_wishes(command: AddCommand) -> None:
         nargs="?",
         choices=["list", "edit", "remove"],
         default="list",
-        help="list (default), edit N WORDS, remove N",
+        help="list (default), edit N WORDS, remove N: at once in the prompt",
     )
     wishes.add_argument("number", nargs="?", type=int, metavar="N", help="the wish, as the list numbers it")
     wishes.add_argument("words", nargs="?", metavar="WORDS", help="what it is to say instead")
     wishes.add_argument("--json", action="store_true", help="as JSON")
-    add_policy_arguments(wishes, _SHARED)
+    add_policy_arguments(wishes, "all")
 
 
 def _add_control_commands(command: AddCommand) -> None:
@@ -279,7 +279,7 @@ def _add_control_commands(command: AddCommand) -> None:
     add_policy_arguments(pin, _SHARED)
 
     _add_forget(command)
-    _add_retrain(command)
+    _add_import_and_compare(command)
     exported = command("export", "write a version for llama.cpp's own server and Ollama")
     exported.add_argument("version", type=int)
     exported.add_argument(
@@ -354,9 +354,7 @@ def _add_openclaw(command: AddCommand) -> None:
 
 
 def _add_forget(command: AddCommand) -> None:
-    forget = command(
-        "forget", "delete turns and all that was made from them, train again without them, write a receipt"
-    )
+    forget = command("forget", "delete turns and all that was made from them, write a receipt")
     forget.add_argument(
         "turn", nargs="?", help="its id, the end of it as `trajectories` shows, its completion id, or `last`"
     )
@@ -373,21 +371,7 @@ def _add_forget(command: AddCommand) -> None:
     forget.add_argument("--json", action="store_true", help="as JSON")
 
 
-def _add_retrain(command: AddCommand) -> None:
-    retrain = command(
-        "retrain",
-        "train recorded versions again as a branch: without some turns, by another --method or --learning",
-    )
-    retrain.add_argument(
-        "--from", dest="start", type=int, default=0, help="version that the branch starts from (default: 0)"
-    )
-    retrain.add_argument("--to", type=int, help="version whose lineage it follows (default: the live one)")
-    retrain.add_argument("--policy", help="default: the shared policy")
-    retrain.add_argument("--without", nargs="+", default=[], metavar="TURN", help="turns to leave out")
-    retrain.add_argument("--rescore", action="store_true", help="with verdicts of the present scorers")
-    retrain.add_argument("--publish", action="store_true", help="make the branch's last version live")
-    retrain.add_argument("--json", action="store_true", help="as JSON")
-
+def _add_import_and_compare(command: AddCommand) -> None:
     imported = command("import", "turns of an export, or of OpenClaw-RL's record_*.jsonl, into the record")
     imported.add_argument("file", type=Path, help="JSON lines")
     imported.add_argument(

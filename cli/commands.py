@@ -21,7 +21,6 @@ from rich.table import Table
 
 from cli.backup import backup, restore
 from cli.compare import compare
-from cli.conflicts import conflict_lines, find_conflicts
 from cli.console import table_console
 from cli.export import export
 from cli.forget import forget, verify_receipt
@@ -33,7 +32,6 @@ from cli.opened_record import open_record
 from cli.policies import chosen_policy, given_policy
 from cli.preferences import preferences
 from cli.recover import recover
-from cli.retrain import retrain
 from cli.text import LONG
 from cli.unused import DAYS, lines_of
 from cli.unused import to_json as unused_json
@@ -64,6 +62,7 @@ from store.values import (
     adapter_name,
 )
 from store.version import COMMAND
+from store.wish_states import learnt_rows
 
 #: In fewer columns `versions` leaves out what a person asks for least, so that the reasons can be read.
 _NARROW = 120
@@ -373,7 +372,7 @@ async def _versions(record: Record, settings: Settings, arguments: argparse.Name
     console = table_console(soft_wrap=True)
     is_narrow = console.width < _NARROW
     table = Table()
-    middle = ("KL",) if is_narrow else ("method", "loss", "KL to base")
+    middle = ("wishes",) if is_narrow else ("method", "loss", "wishes in the weights")
     for name in ("version", "live", "state", "made", "turns", *middle):
         table.add_column(name, no_wrap=True)
     table.add_column("reason")
@@ -387,7 +386,7 @@ async def _versions(record: Record, settings: Settings, arguments: argparse.Name
             time.strftime("%m-%d %H:%M", time.localtime(adapter.created_at)),
             str(metrics.get("turns", "")),
             *(() if is_narrow else (adapter.method, three_digits(metrics.get("loss")))),
-            three_digits(_distance(metrics)),
+            _learnt(metrics),
             escape(clip(_reason(adapter, tried.get(adapter.version)), LONG)),
         )
     console.print(table)
@@ -396,10 +395,10 @@ async def _versions(record: Record, settings: Settings, arguments: argparse.Name
     return 0
 
 
-def _distance(metrics: Json) -> Any:
-    """Return the divergence from the base model on the gate's questions, or on the step's own turns where no gate measured it."""
-    after = (metrics.get("gate") or {}).get("after") or {}
-    return after.get("kl", metrics.get("kl_to_base"))
+def _learnt(metrics: Json) -> str:
+    """Return how many of the wishes that a version learnt its weights follow alone."""
+    rows = learnt_rows(metrics)
+    return f"{sum(bool(row['retired']) for row in rows)} of {len(rows)}" if rows else ""
 
 
 def _reason(adapter: AdapterVersion, release: CanaryRelease | None) -> str:
@@ -441,19 +440,9 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
     turns = list(reversed(await record.trained_turns(policy, version=arguments.version)))
     unused = await _unused_turns(record, adapter)
     tried = [one for one in await record.canary_releases(policy) if one.version == adapter.version]
-    has_labels = any(turn.verdict.wishes for turn in turns)  # only these can be taken back
-    conflicts = find_conflicts(turns, await record.trained_turns(policy)) if has_labels else []
     if arguments.json:
         shown = {
             **_version_json(adapter),
-            "conflicts": [
-                {
-                    "newer": newer.turn_id,
-                    "older": older.turn_id,
-                    "taken_back": list(labels),
-                }
-                for newer, older, labels in conflicts
-            ],
             "release": releases.to_json(tried[0]) if tried else None,
             "turns": [_turn_json(t) for t in turns],
             "unused_turns": [
@@ -465,17 +454,22 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
         return 0
     console = table_console(soft_wrap=True)
     console.print(
-        f"{adapter.name}: {adapter.state.value}, made by {adapter.method} from version {adapter.parent_version} "
-        f"and {len(turns)} of your turns"
+        f"{adapter.name}: {adapter.state.value}, made by {adapter.method} from "
+        f"{f'version {adapter.parent_version}' if adapter.parent_version else 'the base model'} and {len(turns)} of your turns"
     )
     if adapter.reason:
         console.print(f"because: {escape(adapter.reason)}")
-    for line in conflict_lines(conflicts):
-        console.print(escape(line))
     for release in tried:
         console.print(escape(releases.sentence(release)))
         for line in releases.number_lines(release):
             console.print(f"  {line}")
+    texts = {wish.wish_id: wish.text for wish in await record.wishes(policy)}
+    for row in learnt_rows(adapter.metrics):
+        where = "in the weights" if row["retired"] else "still in the prompt"
+        followed = f"{row['weights']:.0%} of the replies follow it (told {row['told']:.0%}, base model {row['base']:.0%})"
+        console.print(
+            f"wish {row['wish_id']}, {where}: {escape(clip(texts.get(row['wish_id'], '(removed)')))}: {followed}"
+        )
     table = Table("turn", "your request", "reply", "your reaction", "verdict", "hint", "source")
     for turn in turns:
         table.add_row(
@@ -675,7 +669,6 @@ COMMANDS: dict[str, Command] = {
     "verify": _command(_verify),
     "export": _command(export),
     "forget": forget,
-    "retrain": retrain,
     "import": import_turns,
     "compare": compare,
     "recover": recover,

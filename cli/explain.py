@@ -13,13 +13,13 @@ from rich.markup import escape
 from cli.console import PlainConsole
 from cli.opened_record import open_record
 from cli.text import LONG
-from recorder.classify import MEANINGS
 from recorder.linking import LINK_MEANINGS
 from store.errors import RecordError
 from store.settings import Settings
 from store.texts import clip, last_user_text
 from store.values import Json
 from store.version import COMMAND
+from wire.classify import MEANINGS
 
 
 def explain(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -58,6 +58,9 @@ def lines_of(story: Json) -> Iterator[tuple[str, str]]:
     yield "session", f"{story['session_id']}, number {story['turn_index']} of its branch"
     yield "asked", clip(last_user_text(story["messages"]), LONG)
     yield "answered", clip(story["completion"] or json.dumps(story["tool_calls"], ensure_ascii=False), LONG)
+    if story["wish_text"]:
+        lines = story["wish_text"].splitlines()
+        yield "wishes", f"{len(lines)} added to its prompt ({story['wish_place']}): " + " · ".join(lines)
     meaning = MEANINGS.get(reason, "")
     yield "kind", f"{story['kind']}, because: {reason}" + (f" ({meaning})" if meaning else "")
     if story["first_kind"] is not None:
@@ -104,10 +107,10 @@ def _after(story: Json) -> Iterator[tuple[str, str]]:
             "abstained" if verdict["value"] is None else f"{verdict['value']:+d}" if verdict["value"] else "0"
         )
         hint = f", hint: “{clip(verdict['hint'], LONG)}”" if verdict["hint"] else ""
-        wishes = f", wishes: {', '.join(verdict['wishes'])}" if verdict["wishes"] else ""
+        wish = f", {verdict['wish_scope']} wish: “{clip(verdict['wish'], LONG)}”" if verdict["wish"] else ""
         yield (
             "verdict",
-            f"{value} by {verdict['source']} (confidence {verdict['confidence']:.2f}){hint}{wishes}",
+            f"{value} by {verdict['source']} (confidence {verdict['confidence']:.2f}){hint}{wish}",
         )
 
 

@@ -1,10 +1,10 @@
-"""`run.py forget`: delete turns and all that was made from them, train again without them, and sign a receipt.
+"""`run.py forget`: delete turns and all that was made from them, and sign a receipt.
 
 1. The record: one transaction deletes the closure (`store.queries.closure`) and makes clean versions live; gateways follow within a second.
+   A version under way that was made of it is refused, and the trainer builds the next one from what the record holds then.
 2. The journal: segments that may hold the words are closed and waited for until the recorder has removed them.
 3. Copies of record and journal, exports, and the folders of tainted versions are removed or rewritten; the database's file is written anew.
-4. The rest is trained again from the clean version on, by a trainer process of its own, while training is paused.
-5. The home's files are searched for the words, and the receipt says what was found.
+4. The home's files are searched for the words, and the receipt says what was found.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from cli.console import table_console
 from cli.home_files import (
     byte_pattern,
     clean_exports,
+    doomed_versions,
     existing,
     files_holding,
     remove_copies,
-    unknown_versions,
 )
 from cli.opened_record import open_record
 from store.catch_up import is_recorder_silent, read_recorder_state
 from store.errors import ConfigError, PatinaError
 from store.heartbeats import SILENT_S
 from store.journal import request_rotation
-from store.policies import policies_of
 from store.processes import is_alive
 from store.receipts import read_receipt, receipt_key, sign, write_receipt
 from store.record import Record
 from store.settings import Settings, child_environment
 from store.texts import counted
 from store.values import AdapterState, Closure, Forgotten, Json, Selection
+from trainer.removal import remove_folders
 
 #: So long segments of the journal are waited for, and a trainer that is amid a step.
 _JOURNAL_WAIT_S, _STEP_WAIT_S = 60.0, 600.0
@@ -99,15 +99,10 @@ async def _forget(settings: Settings, arguments: argparse.Namespace, selection: 
             _print(preview, _closure_lines(closure), arguments.json)
             return 0
         key = receipt_key(settings.home)
-        # Each restores whether training was paused, so they run one after the other.
+        # Each rewrites the exports, so they run one after the other.
         with await asyncio.to_thread(_take_lock, settings.home):
-            was_paused = await record.is_paused()
-            await record.set_paused(True)
-            try:
-                done = await record.forget(selection, with_replies=with_replies, key=key)
-                receipt = await _clean_up(record, settings, selection, done)
-            finally:
-                await record.set_paused(was_paused)
+            done = await record.forget(selection, with_replies=with_replies, key=key)
+            receipt = await _clean_up(record, settings, selection, done)
         signed = sign(receipt, key)
         path = write_receipt(settings.home, signed)
         lines = [*_closure_lines(done.closure), *_outcome_lines(receipt), f"Receipt: {path}"]
@@ -125,7 +120,7 @@ def _take_lock(home: Path) -> BinaryIO:
 
 
 async def _clean_up(record: Record, settings: Settings, selection: Selection, done: Forgotten) -> Json:
-    """Remove what is beside the record's rows, train again, and say in a receipt what was done."""
+    """Remove what is beside the record's rows, and say in a receipt what was done."""
     closure = done.closure
     journal = await _empty_journal(settings)
     words = byte_pattern(closure.lines)
@@ -134,12 +129,11 @@ async def _clean_up(record: Record, settings: Settings, selection: Selection, do
     copies = remove_copies(settings.home, pattern)
     gone = {*closure.turns, *closure.reactions}
     exports = clean_exports(settings.home, gone, byte_pattern([*closure.lines, *gone]) or pattern)
-    await record.scrub()
-    trained = await _train_again(record, settings, done)
+    not_removed = await _remove_versions(record, settings, done)
     await record.scrub()
     found = files_holding(settings.home, words)
     found += files_holding(settings.home, byte_pattern(closure.turns), skip=[_DATABASE])
-    remaining = [*found, *journal, *trained["not_removed"]]
+    remaining = [*found, *journal, *not_removed]
     remaining += [one["path"] for one in exports if one["holds_more"]]
     is_file = settings.database_url.startswith("sqlite")
     return {
@@ -157,7 +151,6 @@ async def _clean_up(record: Record, settings: Settings, selection: Selection, do
         "database": "secure delete, written anew, log emptied"
         if is_file
         else "deleted and VACUUM FULL; backups and the archived log of the server are its owner's",
-        "replays": trained["replays"],
         "remaining": remaining,
         "complete": not remaining,
     }
@@ -179,39 +172,21 @@ async def _empty_journal(settings: Settings) -> list[str]:
         await asyncio.sleep(_POLL_S)
 
 
-async def _train_again(record: Record, settings: Settings, done: Forgotten) -> Json:
-    """Remove the tainted versions' folders and compute what remains of their batches again, from the clean version on."""
-    closure = done.closure
-    jobs = [
-        {
-            "policy": policy,
-            "start": closure.clean[policy],
-            "end": closure.live[policy],
-            "takes_turns": True,
-            "publish": True,
-        }
-        for policy in closure.clean
-    ]
-    await _wait_for_trainer(record)
-    # A step that was under way was refused by the record, and its folder is there.
-    known = {
+async def _remove_versions(record: Record, settings: Settings, done: Forgotten) -> list[str]:
+    """Remove the folders of tainted versions, and those that the record does not have; returns what stays, with the reason."""
+    await _wait_for_step(record, done.at)
+    kept = [
         adapter.path
-        for policy in await _policies(record, settings)
+        for policy in {settings.policy, *(folder.name for folder in settings.adapters_folder.glob("*"))}
         for adapter in await record.adapters(policy)
-    }
-    ids = byte_pattern([*closure.turns, *closure.reactions])
-    orphans = unknown_versions(settings.adapters_folder, known, ids)
-    if not jobs and not done.folders and not orphans:
-        return {"not_removed": [], "replays": []}
-    return await run_replay(settings, {"remove": [*done.folders, *orphans], "jobs": jobs})
+        if adapter.state is not AdapterState.FORGOTTEN
+    ]
+    folders = doomed_versions(settings.adapters_folder, done.folders, kept, done.at)
+    return await asyncio.to_thread(remove_folders, folders, settings)
 
 
-async def _policies(record: Record, settings: Settings) -> list[str]:
-    return policies_of(settings.policy, {settings.policy, *await record.aliases()})
-
-
-async def _wait_for_trainer(record: Record) -> None:
-    """Wait until a running trainer has ended its step: it is paused, and what it made of forgotten turns is refused."""
+async def _wait_for_step(record: Record, before: float) -> None:
+    """Wait until no step runs that began before then: what it makes of forgotten turns is refused, and the trainer removes it."""
     deadline = time.monotonic() + _STEP_WAIT_S
     while time.monotonic() < deadline:
         beat = await record.beat_of("trainer")
@@ -220,23 +195,10 @@ async def _wait_for_trainer(record: Record) -> None:
             or time.time() - beat.at > SILENT_S
             or not is_alive(beat.pid)
             or not beat.state.startswith("training")
+            or beat.detail.get("step_started_at", 0.0) > before
         ):
             return
         await asyncio.sleep(_POLL_S)
-
-
-async def run_replay(settings: Settings, asked: Json) -> Json:
-    """Let a trainer process compute versions again; see `trainer.replay_versions`. Raises: ConfigError: it failed."""
-    path = settings.home / "run" / f"replay-{secrets.token_hex(4)}.json"
-    path.parent.mkdir(exist_ok=True, mode=0o700)
-    try:
-        path.touch(mode=0o600)
-        path.write_text(json.dumps(asked), encoding="utf-8")
-        await _run_process(settings, ["-m", "trainer", "--replay", str(path)], "trainer")
-        found: Json = json.loads(path.read_text(encoding="utf-8"))
-        return found
-    finally:
-        path.unlink(missing_ok=True)
 
 
 async def _run_process(settings: Settings, command: Sequence[str], name: str) -> None:
@@ -294,7 +256,7 @@ def _closure_lines(closure: Closure) -> list[str]:
     for policy, versions in closure.tainted.items():
         line = f"{policy}: versions {', '.join(map(str, versions))} were trained on this"
         if policy in closure.clean:
-            line += f"; version {closure.clean[policy]} goes live, and the rest is trained again from it"
+            line += f"; version {closure.clean[policy]} goes live, and the next one is built without it"
         lines.append(line)
     return lines or ["nothing"]
 
@@ -303,12 +265,6 @@ def _outcome_lines(receipt: Json) -> list[str]:
     lines = [
         f"{counted(len(receipt['turns']), 'turn')} and {counted(len(receipt['messages']), 'message')} deleted"
     ]
-    for one in receipt["replays"]:
-        if "error" in one:
-            lines.append(f"{one['policy']}: not trained again: {one['error']}")
-            continue
-        made = ", ".join(f"{old} → {new}" for old, new in one["versions"]) or "nothing"
-        lines.append(f"{one['policy']}: trained again: {made}; live: {one['live'] or one['start']}")
     lines += [f"removed: {path}" for path in receipt["copies"]]
     lines += [
         f"export {one['path']}: {counted(one['removed'], 'line')} removed" for one in receipt["exports"]

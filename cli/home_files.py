@@ -72,17 +72,20 @@ def files_holding(home: Path, pattern: re.Pattern[bytes] | None, *, skip: Collec
     ]
 
 
-def unknown_versions(adapters: Path, known: Collection[str], pattern: re.Pattern[bytes] | None) -> list[str]:
-    """Return the folders of versions that the record does not have and one of whose files holds a match."""
-    if pattern is None or not adapters.is_dir():
-        return []
-    return [
+def doomed_versions(adapters: Path, tainted: Iterable[str], kept: Iterable[str], before: float) -> list[str]:
+    """Return the tainted versions' folders, and those of all policies that the record does not keep and that were written before then.
+
+    Args:
+        kept: folders that stay, whatever else names them.
+        before: Unix time.
+    """
+    stays = {Path(one).resolve() for one in kept}
+    unknown = [
         str(folder)
-        for folder in sorted(adapters.iterdir())
-        if folder.is_dir()
-        and str(folder) not in known
-        and any(holds(path, pattern) for path in folder.rglob("*.json"))
+        for folder in sorted([*adapters.glob("*@*"), *adapters.glob("*/*@*")])
+        if folder.is_dir() and folder.stat().st_mtime < before
     ]
+    return [one for one in dict.fromkeys([*tainted, *unknown]) if Path(one).resolve() not in stays]
 
 
 def existing(paths: Iterable[str]) -> list[str]:

@@ -25,7 +25,6 @@ import orjson
 from migrations import upgrade
 from proxy.auth import authenticate
 from proxy.client_names import identify_client
-from recorder.classify import WEIGHTS
 from recorder.turn_recorder import TurnRecorder
 from recorder.turns import ClassifiedExchange, classify_exchange
 from store.errors import ConfigError, WireError
@@ -34,6 +33,7 @@ from store.record import Record
 from store.values import Feedback, Json, LogprobMode, NewTurn, Relation
 from wire.captured_exchange import CapturedExchange
 from wire.chat_request import ChatRequest, parse_chat
+from wire.classify import WEIGHTS
 from wire.headers import parse_request_options
 from wire.reply_assembly import Assembler
 

@@ -24,7 +24,7 @@ from scorers.scorer_chain import ScorerChain
 from store.errors import ConfigError
 from store.settings import Settings
 from store.texts import counted
-from store.values import NO_SOURCE, Json, Relation, Verdict
+from store.values import NO_SOURCE, Json, Relation, Verdict, WishReading
 
 #: Reactions worked on at once; a judge has its own, lower limit.
 CONCURRENCY = 16
@@ -57,11 +57,19 @@ class Prediction:
 
     verdict: int | None
     hint: str | None
+    wish: WishReading | None
     by: str
     reason: str
 
     def to_json(self) -> Json:
-        return {"verdict": self.verdict, "hint": self.hint, "by": self.by, "reason": self.reason}
+        return {
+            "verdict": self.verdict,
+            "hint": self.hint,
+            "wish": self.wish.text if self.wish else None,
+            "wish_scope": self.wish.scope.value if self.wish else None,
+            "by": self.by,
+            "reason": self.reason,
+        }
 
 
 def score(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -161,7 +169,7 @@ async def predict(chain: ScorerChain, rows: Sequence[RecordedReaction]) -> list[
 
 def _prediction(verdict: Verdict, row: RecordedReaction) -> Prediction:
     if not row.text.strip():
-        return Prediction(verdict=None, hint=None, by="none", reason="there is nothing to read")
+        return Prediction(verdict=None, hint=None, wish=None, by="none", reason="there is nothing to read")
     decided = verdict.source != NO_SOURCE
     opinion: Json = next((o for o in verdict.detail.get("opinions", []) if o["source"] == verdict.source), {})
     detail = opinion.get("detail", {})
@@ -178,7 +186,11 @@ def _prediction(verdict: Verdict, row: RecordedReaction) -> Prediction:
         reason += f"; the judge: {verdict.detail['judge_error']}"
     value = 0 if verdict.value is None else verdict.value  # a program's text: no opinion
     return Prediction(
-        verdict=value, hint=verdict.hint, by=verdict.source if decided else "none", reason=reason
+        verdict=value,
+        hint=verdict.hint,
+        wish=verdict.wish,
+        by=verdict.source if decided else "none",
+        reason=reason,
     )
 
 
@@ -197,7 +209,8 @@ def print_counts(console: Console, predictions: Sequence[Prediction]) -> None:
     sources = Counter(p.by for p in predictions)
     console.print(
         f"{counted(len(predictions), 'reaction')}: {values[-1]} complained or wished (-1), {values[1]} accepted (+1), "
-        f"{values[0]} neither or undecided (0), {values[None]} empty; {counted(sum(p.hint is not None for p in predictions), 'hint')}"
+        f"{values[0]} neither or undecided (0), {values[None]} empty; {counted(sum(p.hint is not None for p in predictions), 'hint')}, "
+        f"{counted(sum(p.wish is not None for p in predictions), 'wish', 'wishes')}"
     )
     if predictions:
         console.print("decided by: " + ", ".join(f"{count} {by}" for by, count in sources.most_common()))

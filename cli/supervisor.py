@@ -28,7 +28,7 @@ from serving.models.source import with_model
 from serving.ports import bind, free_port
 from store.change_notice import ChangeNotice
 from store.errors import ConfigError, RecordError
-from store.heartbeats import SLOW_LOOK_S, HeartbeatWriter
+from store.heartbeats import LOOK_S, HeartbeatWriter
 from store.processes import die_with_parent
 from store.record import Record
 from store.settings import (
@@ -289,7 +289,7 @@ async def _beat(settings: Settings, children: list[Child], versions: VersionLine
             try:
                 if record is None:
                     record = await Record.open(settings.database_url)
-                    notice = record.change_notice(min_interval_s=SLOW_LOOK_S)
+                    notice = record.change_notice(min_interval_s=LOOK_S)
                 await beats.write(record, "running", _detail(children))
                 if has_changed:
                     for line in await versions.look(record):
@@ -297,7 +297,7 @@ async def _beat(settings: Settings, children: list[Child], versions: VersionLine
                     has_changed = False
             except RecordError as exc:
                 print(f"patina: the supervisor cannot use the record: {exc}", file=sys.stderr, flush=True)
-            has_changed |= await notice.wait(SLOW_LOOK_S) or not notice.is_armed or versions.waits_for_plan
+            has_changed |= await notice.wait(LOOK_S) or not notice.is_armed or versions.waits_for_plan
     finally:
         notice.close()
         if record is not None:

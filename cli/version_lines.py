@@ -12,7 +12,7 @@ from store.record import Record
 from store.settings import Settings
 from store.texts import clip, counted, strip_controls
 from store.training_plan import duration
-from store.values import AdapterState, AliasMove, ReleaseStage, ScoredTurn, StepReport
+from store.values import BASE_VERSION, AdapterState, AliasMove, ReleaseStage, ScoredTurn, StepReport
 from store.version import COMMAND
 
 #: Wordings that a line quotes, and characters of each; characters of a reason.
@@ -26,7 +26,6 @@ _CAUSES = {
     "client": "rolled back",
     "lora delete": "the adapter was deleted",
 }
-_STEPS = frozenset({"trainer", "replay"})
 
 
 class VersionLines:
@@ -66,7 +65,7 @@ class VersionLines:
         for move in sorted(aliases.values(), key=lambda one: one.moved_at):
             if move.moved_at > self._move_at:
                 self._move_at = move.moved_at
-                if move.actor not in _STEPS:
+                if move.actor != "trainer":
                     lines.append(self._moved(move))
         return [strip_controls(line) for line in lines]
 
@@ -97,9 +96,11 @@ class VersionLines:
         elif trial := await record.canary_releases(step.policy, stages={ReleaseStage.RUNNING}):
             state = f"is on trial with {trial[-1].share:.0%} of the new conversations"
         else:
-            return ""  # a branch that `retrain` compares
+            return ""  # another one was made live meanwhile
         turns = await record.trained_turns(step.policy, version=step.version)
-        undo = self._command(f"rollback {adapter.parent_version}", step.policy)
+        moves = [move.version for move in await record.alias_moves(step.policy)]
+        before = next((version for version in reversed(moves) if version != step.version), BASE_VERSION)
+        undo = self._command(f"rollback {before}", step.policy)
         return f"{name} {state}: {self._learned(turns, adapter.reason)} · undo: {undo}"
 
     def _learned(self, turns: Sequence[ScoredTurn], reason: str) -> str:

@@ -40,7 +40,7 @@ from dashboard.views import StatusCache, Viewer
 from store.catch_up import read_recorder_state
 from store.errors import RecordError, UpstreamError
 from store.forgetting import Forgetting
-from store.heartbeats import SLOW_LOOK_S, HeartbeatWriter
+from store.heartbeats import LOOK_S, HeartbeatWriter
 from store.journal import EntryKind, JournalWriter
 from store.keys import DEFAULT, KeyFile, Keyring
 from store.lifecycle import may_teach
@@ -50,9 +50,9 @@ from store.record_handle import RecordHandle
 from store.releases import sentence
 from store.settings import Settings
 from store.texts import clip, strip_controls
-from store.training_plan import expectation, read_plan
-from store.training_schedule import ALWAYS
-from store.values import AdapterState, Feedback, Selection, may_hold_hint, new_feedback_id
+from store.training_plan import expectation
+from store.training_schedule import MANUAL
+from store.values import AdapterState, Feedback, Selection, WishState, may_hold_hint, new_feedback_id
 from store.version import COMMAND, VERSION
 from telemetry.record_metrics import render_metrics
 
@@ -143,6 +143,7 @@ class Dashboard:
         post: dict[str, Page] = {
             "/rollback": self._rollback,
             "/pin": self._pin,
+            "/wishes": self._remove_wish,
             "/canary": self._try_version,
             "/training": self._training,
             "/policy": self._choose_policy,
@@ -168,7 +169,7 @@ class Dashboard:
         while True:
             await self._write_heartbeat("running")
             self._journal.maintain()
-            await asyncio.sleep(SLOW_LOOK_S)
+            await asyncio.sleep(LOOK_S)
 
     async def _write_heartbeat(self, state: str) -> None:
         forgetting = sum(job.state == "running" for job in self._forgetting.jobs)
@@ -323,11 +324,8 @@ class Dashboard:
         )
 
     def _expectation(self) -> str:
-        """Return when a version is trained, in a sentence; "" where that depends on a schedule, or nothing is trained here."""
-        settings = self._settings
-        if not settings.trains_locally or settings.schedule.mode != ALWAYS:
-            return ""
-        return expectation(settings.batch_size, settings.max_wait_s, read_plan(settings.home))
+        """Return when a version is trained, in a sentence; "" where a person starts it, or nothing is trained here."""
+        return "" if self._settings.schedule.mode == MANUAL else expectation(self._settings)
 
     async def _versions(self, request: Request, viewer: Viewer) -> Response:
         record = await self._record.get()
@@ -466,7 +464,7 @@ class Dashboard:
     # ---- actions
 
     async def _rollback(self, request: Request, viewer: Viewer) -> Response:
-        number = _version_of(request, viewer)
+        number = _number_of(request, viewer, "version")
         record = await self._record.get()
         try:
             await record.rollback(viewer.policy, number, actor="dashboard")
@@ -475,7 +473,7 @@ class Dashboard:
         return RedirectResponse(f"{PREFIX}/versions", 303)
 
     async def _pin(self, request: Request, viewer: Viewer) -> Response:
-        number = _version_of(request, viewer)
+        number = _number_of(request, viewer, "version")
         record = await self._record.get()
         try:
             await record.pin(viewer.policy, number, stays=request.state.form.get("stays") == "1")
@@ -483,8 +481,16 @@ class Dashboard:
             return self._render("problem.html", viewer, 409, title="It was not pinned", text=str(exc))
         return RedirectResponse(f"{PREFIX}/versions/{number}", 303)
 
+    async def _remove_wish(self, request: Request, viewer: Viewer) -> Response:
+        number = _number_of(request, viewer, "wish")
+        record = await self._record.get()
+        if number not in {wish.wish_id for wish in await record.wishes(viewer.policy)}:
+            raise HTTPException(404, "There is no such wish.")
+        await record.change_wish(number, state=WishState.WITHDRAWN)
+        return RedirectResponse(PREFIX, 303)
+
     async def _try_version(self, request: Request, viewer: Viewer) -> Response:
-        number = _version_of(request, viewer)
+        number = _number_of(request, viewer, "version")
         record = await self._record.get()
         share = self._settings.canary_share or TRIAL_SHARE
         try:
@@ -681,12 +687,12 @@ def _require_change(viewer: Viewer) -> None:
         raise HTTPException(403, "Other keys train this policy too: only the owner's key changes it.")
 
 
-def _version_of(request: Request, viewer: Viewer) -> int:
-    """Return the version that a form names. Raises: HTTPException: the viewer may not change it, or it is no number."""
+def _number_of(request: Request, viewer: Viewer, name: str) -> int:
+    """Return the number in a field of a form. Raises: HTTPException: the viewer may not change anything, or it is no number."""
     _require_change(viewer)
-    number = request.state.form.get("version", "")
+    number = request.state.form.get(name, "")
     if not (number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS):
-        raise HTTPException(400, "version is a number.")
+        raise HTTPException(400, f"{name} is a number.")
     return int(number)
 
 

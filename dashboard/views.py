@@ -12,7 +12,6 @@ from typing import Any
 
 from dashboard.charts import Node, Share, share, share_chart, tree_chart
 from dashboard.damage import damage_of, sort_out
-from recorder.classify import MEANINGS
 from recorder.linking import LINK_MEANINGS
 from store.client_warnings import warnings_of
 from store.drop_reasons import REMEDIES, SENTENCES, sentence_of
@@ -22,9 +21,11 @@ from store.record import Record
 from store.settings import DEFAULT_ORIGIN, Settings, origins_of, to_json
 from store.texts import content_text, last_user_text, strip_controls
 from store.values import (
+    BASE_VERSION,
     OPEN_RELEASES,
     AdapterState,
     AdapterVersion,
+    AliasMove,
     CanaryRelease,
     Heartbeat,
     Json,
@@ -32,10 +33,11 @@ from store.values import (
     RecordStatus,
     StepReport,
     TurnKind,
+    Wish,
 )
-from store.wish_list import read_wishes
-from trainer.gate_bounds import LABELS, SHARES, Bound, bounds, with_worst
-from trainer.hindsight import with_hint
+from store.wish_states import describe_state, in_prompt
+from trainer.gate_bounds import LABELS, SHARES, Bound, bounds
+from wire.classify import MEANINGS
 
 #: Judged turns that the first page looks at; those of one point of its second chart, at least and at most; points that it aims at.
 JUDGED, LEAST, MOST, POINTS = 2_000, 4, 25, 8
@@ -63,23 +65,22 @@ _STORY_NUMBERS, _PART_NUMBERS = (
 )
 #: Metrics that a version's page shows, with what each means.
 STEP_METRICS: dict[str, str] = {
-    "turns": "turns in the batch",
-    "replayed": "turns of earlier batches that were trained again",
-    "contexts": "questions asked again below other system prompts",
-    "anchors": "prompts whose answers are to stay",
-    "loss": "loss before the step",
-    "loss_after": "loss after the step",
-    "kl_to_base": "KL divergence from the base model, nats a token",
-    "kl_step": "KL divergence from the version before, nats a token",
-    "entropy": "entropy before the step, nats a token",
-    "entropy_after": "entropy after the step, nats a token",
-    "teacher_shift": "how far the hints move the teacher, nats a token",
+    "turns": "turns in it",
+    "loss": "loss of the first step",
+    "loss_after": "loss of the last step",
+    "teacher_shift": "how far the wishes move the teacher, nats a token",
     "gradient_norm": "gradient norm",
     "clip_fraction": "share of tokens that the ratio clip stopped",
     "optimizer_steps": "optimizer steps",
     "learning_rate": "learning rate",
 }
-#: What a step's time went to, in order. `train_s` counts the teacher's time too.
+#: The samples of a version by kind (`metrics["samples"]`), with what each means.
+SAMPLES: dict[str, str] = {
+    "wish": "replies that the teacher, who reads the wishes, judged",
+    "verdict": "rated replies",
+    "anchor": "replies of the base model that are to stay",
+}
+#: What a step's time went to, in order.
 TIMES: dict[str, str] = {
     "queue_s": "queue", "claim_s": "claim", "teach_s": "teacher", "train_s": "training", "gate_s": "gate", "write_s": "write",
 }  # fmt: skip
@@ -196,7 +197,7 @@ async def overview(record: Record, viewer: Viewer) -> Json:
         "time_chart": share_chart(over_time, title="Complaints among judged turns, over time"),
         "group": group_size(len(judged)),
         "is_paused": await record.is_paused(viewer.policy),
-        "wishes": await read_wishes(record, viewer.policy, live) if viewer.can_change else [],
+        "wishes": await listed_wishes(record, viewer.policy) if viewer.can_change else [],
         "trainer": await record.beat_of("trainer") if viewer.is_owner else None,
         "last_error": next(
             (step.error for step in await record.steps(viewer.policy, 20) if step.error), None
@@ -286,19 +287,32 @@ async def version(record: Record, viewer: Viewer, number: int) -> Json | None:
         "measures": gate_measures(gate),
         "metrics": step_metrics(adapter.metrics),
         "phases": phases(adapter.metrics),
-        "wishes": await read_wishes(record, viewer.policy, number) if viewer.can_change else [],
-        "lineage": lineage(await record.adapters(viewer.policy), number),
+        "wishes": wish_measures(adapter.metrics, await record.wishes(viewer.policy))
+        if viewer.can_change
+        else [],
+        "back": version_before(await record.alias_moves(viewer.policy)),
         "examples": examples(gate),
     }
 
 
-def lineage(adapters: Sequence[AdapterVersion], number: int) -> list[int]:
-    """Return a version and its ancestors down to the base model (0)."""
-    parents = {adapter.version: adapter.parent_version for adapter in adapters}
-    found = [number]
-    while (parent := parents.get(found[-1])) is not None and parent not in found:
-        found.append(parent)
-    return found
+def version_before(moves: Sequence[AliasMove]) -> int:
+    """Return the version that was live before the one that is; 0: the base model."""
+    return moves[-2].version if len(moves) > 1 else BASE_VERSION
+
+
+def wish_measures(metrics: Json, wishes: Sequence[Wish]) -> list[tuple[str, Json]]:
+    """Return (words, measures) of each wish that a version learnt and that is still in the record."""
+    texts = {wish.wish_id: wish.text for wish in wishes}
+    return [
+        (texts[row["wish_id"]], row) for row in metrics.get("wishes") or () if row.get("wish_id") in texts
+    ]
+
+
+async def listed_wishes(record: Record, policy: str) -> list[tuple[Wish, str]]:
+    """Return the wishes of a policy, the oldest first, with their states in words."""
+    found = await record.wishes(policy)
+    acting = {wish.wish_id for wish in in_prompt(found)} if await record.adds_wishes() else set[int]()
+    return [(wish, describe_state(wish, is_in_prompt=wish.wish_id in acting)) for wish in found]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,7 +358,7 @@ def measure_text(value: float | None, name: str) -> str:
 
 def gate_measures(gate: Json) -> list[GateMeasure]:
     """Return each number that the gate took, in the order of `LABELS`; those of later programs last."""
-    after, base = with_worst(gate.get("after") or {}), with_worst(gate.get("base") or {})
+    after, base = gate.get("after") or {}, gate.get("base") or {}
     limits, places = bounds(after, base), {name: place for place, name in enumerate(LABELS)}
     found = [
         GateMeasure(name=name, base=_figure(base.get(name)), after=figure, bound=limits.get(name))
@@ -362,21 +376,25 @@ def examples(gate: Json) -> list[tuple[str, str, str]]:
 
 
 def step_metrics(metrics: Json) -> list[tuple[str, float]]:
+    """Return (what, how much) of what is known of a step and its samples."""
+    samples = metrics.get("samples")
+    named = (
+        (metrics, STEP_METRICS),
+        (samples if isinstance(samples, dict) else {}, SAMPLES),
+    )
     return [
-        (about, metrics[name])
-        for name, about in STEP_METRICS.items()
-        if _figure(metrics.get(name)) is not None
+        (about, figure)
+        for values, names in named
+        for name, about in names.items()
+        if (figure := _figure(values.get(name))) is not None
     ]
 
 
 def phases(metrics: Json) -> list[tuple[str, float]]:
     """Return (phase, seconds) of what is known of a step."""
-    found = {
-        about: value for name, about in TIMES.items() if (value := _figure(metrics.get(name))) is not None
-    }
-    if "training" in found:
-        found["training"] = max(0.0, found["training"] - found.get("teacher", 0.0))
-    return list(found.items())
+    return [
+        (about, value) for name, about in TIMES.items() if (value := _figure(metrics.get(name))) is not None
+    ]
 
 
 def _figure(value: object) -> float | None:
@@ -608,21 +626,12 @@ def _step_row(
         "batch": step.metrics.get("turns", len(samples)),
         "distill_ms": None if distill is None else distill * 1e3,
         "total_ms": total,
-        "samples": [sample | {"teacher_text": teacher_text(sample)} for sample in samples],
+        "samples": samples,
         "metrics": step_metrics(step.metrics),
         "times": times if total is None else [*times, ("total", total)],
         "device": device_rows(step.metrics),
         "loads": loads,
     }
-
-
-def teacher_text(sample: Json) -> str:
-    """Return the last message as the teacher was shown it: with the hint; "" where no hint taught."""
-    hint, message = (sample["verdict"] or {}).get("hint"), sample["last_message"]
-    if not hint or message is None or message.get("role") != "user":
-        return ""
-    (shown,) = with_hint([message], hint, is_reaction=sample["verdict"]["hint_is_reaction"])
-    return content_text(shown.get("content"))
 
 
 def device_rows(metrics: Json) -> list[tuple[str, float]] | None:

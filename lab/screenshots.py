@@ -105,7 +105,10 @@ def _chat(stack: Stack, messages: list[Json]) -> Json:
 
 
 def sign_in(page: Page, home: Path) -> str:
-    """Sign in by a link; returns the address of the page."""
+    """Sign in by a link; returns the address of the page.
+
+    The link's page goes on by itself (`dashboard/templates/signed_in.html`). It would interrupt a navigation that begins before this ended.
+    """
     done = subprocess.run(
         [sys.executable, "run.py", "open", "--no-browser", "--home", str(home)],
         cwd=REPOSITORY, env=child_environment(), capture_output=True, text=True, check=True,

@@ -23,6 +23,7 @@ from proxy.backend_quirks import BackendQuirks
 from proxy.cors import CorsPolicy
 from proxy.heap import map_large_blocks
 from proxy.http_protocol import LimitedHttpProtocol
+from proxy.prompt_wishes import read_placement
 from proxy.relay import BACKEND_WAIT_S
 from proxy.version_locks import VersionLocks
 from serving.backends import VLLM_BACKEND_WAIT_S, make_backend_client
@@ -149,6 +150,9 @@ def serve(
         name=gateway_name(worker),
         locks=VersionLocks(settings.version_locks_folder) if settings.workers > 1 else None,
         pages=HttpBackend(dashboard_url, speaks_vllm=False) if dashboard_url else None,
+        read_wish_place=(lambda: read_placement(settings.home / "calibration.json"))
+        if settings.wishes_in_prompt
+        else None,
         forgetting=Forgetting(settings_file) if settings_file is not None and worker == 1 else None,
         on_crash=crash,
     )

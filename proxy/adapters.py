@@ -37,7 +37,7 @@ from store.errors import (
     UpstreamUnreachable,
 )
 from store.integrity import check_adapter, refuse_version
-from store.policies import SHARED, group_of, parse_model, parse_version, policies_of, policy_name
+from store.policies import MAX_NAME, SHARED, group_of, parse_model, parse_version, policies_of, policy_name
 from store.record import Record
 from store.values import BASE_VERSION, AdapterState, CanaryRelease, Json, adapter_name
 
@@ -73,17 +73,26 @@ class Lease:
     Attributes:
         name: the backend's name of the version; None: the client's own model name is forwarded.
         is_own: the policy is the caller's own; another's must not learn from it.
+        is_pinned: the caller asked for this very version.
     """
 
-    __slots__ = ("_release", "is_own", "name", "policy", "version")
+    __slots__ = ("_release", "is_own", "is_pinned", "name", "policy", "version")
 
     def __init__(
-        self, name: str | None, policy: str, version: int, release: Callable[[], None], *, is_own: bool = True
+        self,
+        name: str | None,
+        policy: str,
+        version: int,
+        release: Callable[[], None],
+        *,
+        is_own: bool = True,
+        is_pinned: bool = False,
     ) -> None:
         self.name = name
         self.policy = policy
         self.version = version
         self.is_own = is_own
+        self.is_pinned = is_pinned
         self._release: Callable[[], None] | None = release
 
     def release(self) -> None:
@@ -195,7 +204,9 @@ class UpstreamAlias:
         self._is_healthy: bool | None = None
 
     async def lease(self, asked: ModelRequest, *, wait_s: float) -> Lease:
-        return Lease(None, asked.model or self.policy, BASE_VERSION, lambda: None)
+        # Keys with adapters of their own share no wishes either.
+        model = (asked.model or self.policy)[: MAX_NAME - 1 - len(asked.group)]
+        return Lease(None, policy_name(model, asked.group), BASE_VERSION, lambda: None)
 
     def served(self, *, group: str, is_owner: bool) -> list[ServedPolicy]:
         return [ServedPolicy(name=self.policy, policy=self.policy, version=BASE_VERSION)]
@@ -381,15 +392,16 @@ class AdapterAlias:
                 raise UnknownModel(
                     f"The model `{asked.model}` is not loaded. `{self.policy}` is the live version."
                 )
-        return self._lease_of(policy, version, asked.group)
+        return self._lease_of(policy, version, asked.group, is_pinned=wanted is not None)
 
-    def _lease_of(self, policy: str, version: int, group: str) -> Lease:
+    def _lease_of(self, policy: str, version: int, group: str, *, is_pinned: bool = False) -> Lease:
         return Lease(
             self._base if version == BASE_VERSION else adapter_name(policy, version),
             policy,
             version,
             lambda: self._release_version(policy, version),
             is_own=group_of(self.policy, policy) == group,
+            is_pinned=is_pinned,
         )
 
     def resolve(self, model: str | None, *, group: str, is_owner: bool) -> tuple[str, int | None]:

@@ -74,6 +74,7 @@ from proxy.heap import trim_heap
 from proxy.item_pages import list_of, read_query
 from proxy.lora import LoraPaths
 from proxy.pages import BASE_PATHS, DASHBOARD, is_page_path, wants_page
+from proxy.prompt_wishes import PromptWishes
 from proxy.relay import BACKEND_WAIT_S, JOURNAL_WAIT_S, ChatRelay, PassThrough, RelayCounters
 from proxy.score import ScorePath
 from proxy.store_state import add_up, describe_store, describe_trainer
@@ -85,7 +86,7 @@ from store.catch_up import read_recorder_state, wait_recorded
 from store.errors import RecordError, RecordUnavailable, WireError
 from store.forgetting import Forgetting
 from store.hashing import digest
-from store.heartbeats import SILENT_S, SLOW_LOOK_S, HeartbeatWriter
+from store.heartbeats import LOOK_S, SILENT_S, HeartbeatWriter
 from store.hosts import is_local_host
 from store.journal import EntryKind, JournalWriter, Lag
 from store.lifecycle import may_teach
@@ -142,6 +143,7 @@ class Proxy:
         accepts_any_model: the policy answers for unknown model names; None: where it is the only one.
         name: of this process, one of several gateways on one port.
         locks: on adapter versions, shared with the other gateways.
+        read_wish_place: returns where the active wishes stand in a prompt (`wire.wish_text`); None: they are not added.
         forgetting: forgets the turns of completions that clients deleted; None: another gateway does.
         on_crash: called when a background task ends with an unexpected error; the process should exit.
     """
@@ -165,6 +167,7 @@ class Proxy:
         name: str = "proxy",
         locks: VersionLocks | None = None,
         pages: BackendClient | None = None,
+        read_wish_place: Callable[[], str] | None = None,
         forgetting: Forgetting | None = None,
         on_crash: Callable[[], None] = lambda: None,
     ) -> None:
@@ -187,17 +190,7 @@ class Proxy:
         self._record = RecordHandle(open_record)
         self._journal = journal
         self._alias: Alias = (
-            AdapterAlias(
-                backend,
-                policy,
-                lambda: self._record.record,
-                locks=locks,
-                accepts_any=lambda: (
-                    self._has_one_policy() if accepts_any_model is None else accepts_any_model
-                ),
-            )
-            if is_local
-            else UpstreamAlias(backend, policy)
+            self._make_alias(locks, accepts_any_model) if is_local else UpstreamAlias(backend, policy)
         )
         self._is_local = is_local
         # The page's redirects are its own: they name no address.
@@ -207,6 +200,11 @@ class Proxy:
             else PassThrough(pages, RelayCounters(), UpstreamAlias(pages, policy), is_page=True)
         )
         self._pass_through = PassThrough(backend, self._counters, self._alias)
+        self._wishes = (
+            PromptWishes(None)
+            if read_wish_place is None
+            else PromptWishes(self._record, backend if is_local else None, read_wish_place)
+        )
         self._chat = ChatRelay(
             backend,
             self._alias,
@@ -215,6 +213,7 @@ class Proxy:
             self._pass_through,
             quirks=quirks,
             backend_wait_s=backend_wait_s,
+            wishes=self._wishes,
         )
         self._native_apis = native_apis
         self._apis = ApiRelay(self._chat, backend, self._alias, self._record, journal, is_local=is_local)
@@ -226,6 +225,15 @@ class Proxy:
         self._forgetting = forgetting
         self._feedback_keys: dict[str, None] = {}  # of the newest feedback that may not be recorded yet
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _make_alias(self, locks: VersionLocks | None, accepts_any_model: bool | None) -> Alias:
+        return AdapterAlias(
+            self._backend,
+            self._policy,
+            lambda: self._record.record,
+            locks=locks,
+            accepts_any=lambda: self._has_one_policy() if accepts_any_model is None else accepts_any_model,
+        )
 
     def _make_batches(self) -> FeedbackBatches:
         return FeedbackBatches(
@@ -243,7 +251,7 @@ class Proxy:
 
     async def start(self) -> None:
         """Start the background work."""
-        for work in (self._alias.run(), self._heartbeat_loop()):
+        for work in (self._alias.run(), self._wishes.run(), self._heartbeat_loop()):
             self._spawn(work)
         if self._forgetting is not None:
             self._spawn(self._forgetting.run(self._record))
@@ -301,7 +309,7 @@ class Proxy:
                 await self._write_heartbeat(record, "running")
             self._journal.maintain()
             await self._trim_heap()
-            await asyncio.sleep(SLOW_LOOK_S)
+            await asyncio.sleep(LOOK_S)
 
     async def _trim_heap(self) -> None:
         """Return free heap memory to the system after large bodies."""
@@ -341,6 +349,7 @@ class Proxy:
             "keys_problem": getattr(self._keys, "problem", None),
             "journal": self._journal.state(),
             "backend": self._alias.state(),
+            "wishes": self._wishes.state(),
         }
 
     # ---- routing

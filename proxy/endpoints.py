@@ -193,6 +193,7 @@ FORWARDED_PREFIX = "/v1/"
 REQUEST_HEADERS: Mapping[str, str] = {
     "x-patina-key": "the key of the proxy; with `--upstream-auth passthrough` the only place for it",
     "x-patina-train": "`off`: this request is never trained on (also `metadata.patina_train`)",
+    "x-patina-wishes": "`off`: no wish is added to the prompt of this request (also `metadata.patina_wishes`)",
     "x-turn-type": "`main` or `side`: overrides the classification",
     "x-session-id": "names the session (also `metadata.session_id`, or a base URL `/s/<session>/v1`)",
     "x-session-done": "`true`: the session ends with this request",
@@ -201,6 +202,7 @@ REQUEST_HEADERS: Mapping[str, str] = {
 #: Response headers that Patina adds.
 RESPONSE_HEADERS: Mapping[str, str] = {
     "x-patina-turn": "the turn's id, for `/v1/feedback` and `explain`",
+    "x-patina-wishes": "the number of wishes that were added to the prompt; absent where none was",
     "x-request-id": "the same id, where the backend sends none of its own",
 }
 

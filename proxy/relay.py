@@ -5,6 +5,7 @@ Plain ASGI, because awaits in the ``finally`` of a streaming response's generato
 * The client comes first: a chunk is sent to the client before it is parsed or, where bytes must be removed, as soon as it is parsed.
 * The journal precedes the last byte: the closing ``data: [DONE]``, or the last piece of a reply that is not streamed, leaves when the exchange
   is in the journal. If the journal cannot be written, the client is served all the same, and the exchange waits in memory.
+* Of the client's request only these bytes change: the model's name, the fields that ask for tokens, and the active wishes (`wire.wish_text`).
 * Failures stay visible: a reply that the backend truncates is the same head and a truncated body for the client, streamed or not. Only a
   backend without any response is a 502, or a 504 after a connection timeout. Each is a recorded turn with its drop reason.
 """
@@ -45,6 +46,7 @@ from proxy.client_names import add_client_hint
 from proxy.heap import LARGE_BODY_BYTES
 from proxy.http_protocol import ClientConnection
 from proxy.issued import IssuedTurns
+from proxy.prompt_wishes import PromptText, PromptWishes
 from proxy.recent_turns import RecentTurns
 from serving.protocol import BackendClient, BackendReply
 from store.errors import (
@@ -95,6 +97,7 @@ from wire.reply_strip import (
     strip_reply,
 )
 from wire.sse import DONE, DoneEventHolder, EventSplitter, event_data, replace_data
+from wire.wish_text import count_in_usage, takes_wishes
 
 log = logging.getLogger(__name__)
 
@@ -216,6 +219,9 @@ class _Exchange:
     connection: ClientConnection | None = None
     injection: Injection = field(default_factory=Injection)
     lease: Lease | None = None
+    takes_wishes: bool | None = None  # None: not judged yet
+    wishes: PromptText | None = None  # added to the prompt
+    wish_place: str = ""
     reply: BackendReply | None = None
     error_body: _ErrorBody | None = None
     chunks_read: int = 0
@@ -229,9 +235,19 @@ class _Exchange:
     final_response: _FinalResponse | None = None
 
     @property
-    def turn_header(self) -> tuple[tuple[bytes, bytes], ...]:
-        """Return the header that names the turn, where there will be one."""
-        return () if self.chat.unreadable else ((b"x-patina-turn", self.turn_id.encode()),)
+    def own_headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the headers that name the turn, where there will be one, and the number of wishes in its prompt."""
+        if self.chat.unreadable:
+            return ()
+        turn = (b"x-patina-turn", self.turn_id.encode())
+        return (turn,) if self.wishes is None else (turn, (b"x-patina-wishes", b"%d" % self.wishes.count))
+
+    def judge_wishes(self) -> bool:
+        """Whether wishes may be added to this request. Judged once: reading its words takes a while."""
+        if self.takes_wishes is None:
+            options = self.options
+            self.takes_wishes = not options.is_without_wishes and takes_wishes(self.chat, options.kind)
+        return self.takes_wishes
 
     def release(self) -> None:
         if self.reply is not None:
@@ -361,7 +377,9 @@ class ChatRelay:
         *,
         quirks: BackendQuirks | None = None,
         backend_wait_s: float = BACKEND_WAIT_S,
+        wishes: PromptWishes | None = None,
     ) -> None:
+        self._wishes = wishes or PromptWishes(None)
         self._backend = backend
         self._alias = alias
         self._journal = journal
@@ -560,7 +578,7 @@ class ChatRelay:
             (
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
-                *exchange.turn_header,
+                *exchange.own_headers,
             ),
             body,
         )
@@ -613,6 +631,8 @@ class ChatRelay:
             first_chunk_at=exchange.first_chunk_at,
             backend_ended_at=exchange.backend_ended_at,
             traceparent=exchange.traceparent,
+            wish_text=exchange.wishes.text if exchange.wishes is not None else "",
+            wish_place=exchange.wish_place,
         )
 
     # ---- to the backend
@@ -682,8 +702,13 @@ class ChatRelay:
             )
             fields = self._quirks.accepted_fields(wanted, exchange.chat.model) - omitted
             body, exchange.injection = build_request(
-                exchange.raw, exchange.chat, fields=fields, served_model=lease.name
+                await self._add_wishes(exchange, lease),
+                exchange.chat,
+                fields=fields,
+                served_model=lease.name,
             )
+            if exchange.wishes is not None:
+                exchange.injection.wish_tokens = exchange.wishes.tokens
             exchange.sent_at = time.time()
             try:
                 reply = await self._backend.open("POST", path, headers, body)
@@ -708,11 +733,38 @@ class ChatRelay:
                 lease.release()
                 attempts -= 1  # limited by the number of fields
                 continue
+            if exchange.wishes is not None and reply.status in _INVALID_REQUEST_STATUSES:
+                # The client's own request may fit the context, or the template: its reply counts.
+                exchange.takes_wishes = False
+                reply.close()
+                lease.release()
+                attempts -= 1  # once
+                continue
             if reply.status < 400:
                 self._quirks.record_accepted(exchange.injection.fields)
                 if omitted:
                     self._quirks.record_refused(omitted, exchange.chat.model, is_certain=not was_broken)
             return reply
+
+    async def _add_wishes(self, exchange: _Exchange, lease: Lease) -> bytes:
+        """Return the request with the active wishes of its policy. A request for one version, or the base model, gets none."""
+        exchange.wishes, exchange.wish_place = None, ""
+        if lease.is_pinned:
+            return exchange.raw
+        found = await self._wishes.find(lease.policy, exchange.chat, is_wanted=exchange.judge_wishes)
+        if found is None:
+            return exchange.raw
+        try:
+            if len(exchange.raw) > _THREAD_PARSE_BYTES:
+                added = await asyncio.to_thread(self._wishes.add, exchange.raw, exchange.chat, found)
+            else:
+                added = self._wishes.add(exchange.raw, exchange.chat, found)
+        except ValueError:  # its newest message is no text
+            exchange.takes_wishes = False
+            return exchange.raw
+        body, exchange.wish_place = added
+        exchange.wishes = found
+        return body
 
     async def _suspect_fields(
         self, exchange: _Exchange, reply: BackendReply, *, is_retry: bool
@@ -750,7 +802,7 @@ class ChatRelay:
         """Send the backend's head with the turn's id. The length of a body that will be edited is not known yet."""
         headers = forward_response_headers(reply.headers, drop=_CONTENT_LENGTH if is_edited else frozenset())
         exchange.has_started = True
-        await send_head(send, reply.status, [*headers, *exchange.turn_header])
+        await send_head(send, reply.status, [*headers, *exchange.own_headers])
 
     async def _body_pieces(self, exchange: _Exchange, reply: BackendReply) -> AsyncIterator[bytes]:
         """Yield the body as it arrives, and count its bytes."""
@@ -852,7 +904,7 @@ class ChatRelay:
         headers = forward_response_headers(reply.headers, drop=_CONTENT_LENGTH)
         length = (b"content-length", str(len(body)).encode())
         exchange.final_response = _FinalResponse(
-            reply.status, (*headers, length, *exchange.turn_header), body
+            reply.status, (*headers, length, *exchange.own_headers), body
         )
 
     def _strip_body(self, exchange: _Exchange, body: bytes, encoding: str | None) -> bytes:
@@ -868,6 +920,7 @@ class ChatRelay:
             return body
         try:
             stripped = strip_reply(plain, payload, exchange.injection, self._quirks.null_style)
+            stripped = count_in_usage(stripped, payload, exchange.injection.wish_tokens)
         except ValueError as exc:
             exchange.assembler.add_problem(f"the reply cannot be edited: {exc}")
             return body
@@ -1008,18 +1061,26 @@ class ChatRelay:
             return event  # the other API's reply begins with their number
         injection = exchange.injection
         if injection.usage and is_usage_only(chunk):
-            return event if exchange.is_translated else b""  # other APIs show the usage
-
+            if not exchange.is_translated:
+                return b""
+            counted = count_in_usage(payload, chunk, injection.wish_tokens)
+            return replace_data(event, payload, counted)  # other APIs show the usage
         adds = injection.logprobs or injection.token_ids or injection.usage
         if adds and is_tokens_only(chunk, exchange.chat.body):
             return b""
         try:
             stripped = strip_reply(payload, chunk, exchange.injection, self._quirks.null_style)
+            stripped = count_in_usage(stripped, chunk, exchange.injection.wish_tokens)
         except ValueError as exc:
             exchange.assembler.add_problem(f"an event cannot be edited: {exc}")
             return event
         shown = event if stripped == payload else replace_data(event, payload, stripped)
-        if exchange.template_attempts < _MAX_TEMPLATE_ATTEMPTS and exchange.chunks_read > 1:
+        counts_wishes = injection.wish_tokens is not None and isinstance(chunk.get("usage"), dict)
+        if (
+            exchange.template_attempts < _MAX_TEMPLATE_ATTEMPTS
+            and exchange.chunks_read > 1
+            and not counts_wishes
+        ):
             self._derive_template(exchange, event, payload, chunk, shown)
         return shown
 

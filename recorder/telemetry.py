@@ -18,7 +18,7 @@ from telemetry.request_metrics import RequestMetrics
 
 log = logging.getLogger(__name__)
 
-_INTERVAL_S = 5.0
+_INTERVAL_S = 4.0
 _PHASES = ("teach", "train", "gate")
 
 
@@ -39,6 +39,7 @@ class RecorderTelemetry:
         self._with_content = with_content
         self._metrics = RequestMetrics()
         self._written_at = 0.0
+        self._is_written = False
         self._after_verdict: int | None = None  # the newest verdict that was exported
         self._after_step = time.time()
 
@@ -46,6 +47,7 @@ class RecorderTelemetry:
         """Count an exchange that was written."""
         seen = observation_of(captured, turn, with_content=self._with_content)
         self._metrics.observe(seen)
+        self._is_written = False
         if self._exporter is not None:
             self._exporter.exchange(seen)
 
@@ -55,7 +57,10 @@ class RecorderTelemetry:
         if now - self._written_at < _INTERVAL_S:
             return
         self._written_at = now
-        self._metrics.write(self._file)
+        if (
+            not self._is_written
+        ):  # a file in the record's folder wakes every process that waits for the record
+            self._is_written = self._metrics.write(self._file)
         if self._exporter is not None and record is not None:
             try:
                 await self._export_learning(record, self._exporter)

@@ -18,6 +18,7 @@ from typing import Any
 
 from store.texts import content_text
 from store.values import Completion, Tip
+from wire.line_text import FIELDS, NOT_WORDS, normalise_line
 from wire.user_text import strip_client_context, strip_reasoning
 
 Message = Mapping[str, Any]
@@ -28,41 +29,19 @@ _EDGE_LINES = 6
 _MAX_PROMPT_CHARS, _MAX_PROMPT_LINES = 48_000, 400
 #: Characters that are searched where lines find nothing.
 _MAX_FLAT_CHARS = 16_000
-#: Characters of a line that count: clients truncate what they quote. They are searched in the line's beginning, behind a speaker's name.
-_LINE_CHARS, _LINE_START = 48, 320
+#: Characters of a line's beginning in which a quote is searched, behind a speaker's name.
+_LINE_START = 320
 
-_NOT_WORDS = re.compile(r"[\W_]+")
 _ASCII_NOT_WORDS = bytes(code for code in range(128) if not chr(code).isalnum())
-_ELEMENT = re.compile(r"</?[A-Za-z][\w:-]*>")
 #: A speaker's name in front of a line: "Human: …", "**USER** > …", "[2026-11-20 15:00] ASSISTANT: …", "Nutzer：…".
 _SPEAKER = re.compile(
     r"^\s*(?:[\[(][^\])\n]{1,40}[\])]\s*)?[#>*|<\-\s\"'\[(]*[^\W\d_][\w .'-]{0,30}[\])*_\"'>]*\s*[:：>]+\s*"
 )
 #: A prompt that ends with a speaker's name alone: it waits for the next line of a dialogue.
 _WAITING = re.compile(r"[ \t]*[#*|<\[]{0,4}[ \t]*([^\W\d_][\w -]{0,24}?)[ \t]*[\]*>|]{0,3}[ \t]*[:：][ \t]*")
-#: Field names, not speakers: a form that ends with one of these waits for what a program reads.
-FIELDS = frozenset(
-    {
-        "output", "result", "results", "json", "score", "rating", "verdict", "title", "summary", "query", "queries", "question", "keywords",
-        "category", "label", "tags", "topic", "intent", "class", "rewritten", "rephrased", "standalonequestion", "newsummary", "decision",
-        "passage", "value", "format",
-    }
-)  # fmt: skip
 #: A line that only opens or closes a block.
 _TAG = re.compile(r"^\s*(</?[A-Za-z][^>]*>|[`~]{3,}\w*|[-=*_]{3,})\s*$")
 _STRING = re.compile(r'"((?:[^"\\\n]|\\.){2,})"')
-
-
-def normalise_line(text: str) -> str:
-    """Return the first letters and digits of a line, case-folded, without tags."""
-    return _normalise_line(text[: 4 * _LINE_CHARS])
-
-
-@lru_cache(maxsize=4096)  # the lines of one prompt are requested several times
-def _normalise_line(text: str) -> str:
-    if "<" in text:
-        text = _ELEMENT.sub("", text)
-    return _NOT_WORDS.sub("", text.casefold())[:_LINE_CHARS]
 
 
 def edge_lines(text: str) -> tuple[str, ...]:
@@ -129,7 +108,7 @@ def next_speaker(messages: Sequence[Message], *, with_system: bool = False) -> s
 @lru_cache(maxsize=8192)  # many prompts begin with the same file or template
 def _line_forms(line: str) -> tuple[str, ...]:
     """Return a line normalised, with the speaker's name and without; no empty one."""
-    whole = _normalise_line(line[: 4 * _LINE_CHARS])
+    whole = normalise_line(line)
     text = normalise_line(_SPEAKER.sub("", line, count=1))
     return tuple(filter(None, (whole,) if text == whole else (whole, text)))
 
@@ -272,7 +251,7 @@ def squeeze(text: str) -> str:
     folded = text.casefold()
     if folded.isascii():  # twenty times as fast
         return folded.encode().translate(None, _ASCII_NOT_WORDS).decode()
-    return _NOT_WORDS.sub("", folded)
+    return NOT_WORDS.sub("", folded)
 
 
 def words_in_form(text: str, before: str, answer: Sequence[str], squeezed: str) -> str | None:

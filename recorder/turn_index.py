@@ -26,7 +26,6 @@ from recorder.canonical import (
     reply_run_key,
     unanswered_prompts,
 )
-from recorder.classify import MANY_TOKENS, Classification, Evidence, is_silent_reply, is_structured
 from recorder.identifiers import LearnedIdentifiers
 from recorder.lazy import LazyMapping, LazySequence
 from recorder.linking import (
@@ -48,7 +47,6 @@ from recorder.text_overlap import (
     measure_substrings,
     newest_user_text,
     next_speaker,
-    normalise_line,
     read_prompt_lines,
     read_turn_lines,
     squeeze,
@@ -69,6 +67,8 @@ from store.values import (
     Tip,
     TurnKind,
 )
+from wire.classify import MANY_TOKENS, Classification, Evidence, is_silent_reply, is_structured
+from wire.line_text import normalise_line
 from wire.user_text import is_tool_output, strip_client_context, strip_reasoning
 
 #: Number of turns that are indexed, and of turns that are read back at the start.
@@ -446,7 +446,7 @@ class TurnIndex:
             self._templates.popitem(last=False)
 
     def record_evidence(self, captured: ClassifiedExchange) -> list[str]:
-        """Return the evidence codes for the kind of a request that the recorded turns give (`recorder.classify.STRUCTURE`)."""
+        """Return the evidence codes for the kind of a request that the recorded turns give (`wire.classify.STRUCTURE`)."""
         history = captured.history
         head = _system_head(history)
         is_known = bool(head) and (history.root, captured.client, head) in self._known_systems

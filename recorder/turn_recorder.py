@@ -13,7 +13,6 @@ from typing import TypeVar
 import tenacity
 
 from recorder.canonical import reply_key
-from recorder.classify import LINKED, WEIGHTS, Classification, is_machines, reconsider
 from recorder.linking import LinkCandidates, LinkReason, TurnLink, link
 from recorder.turn_index import RESTORED_TURNS, TurnIndex
 from recorder.turns import ClassifiedExchange, build_turns, read_next_messages
@@ -31,6 +30,7 @@ from store.values import (
     Tip,
     TurnKind,
 )
+from wire.classify import LINKED, WEIGHTS, Classification, is_machines, reconsider
 
 log = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from recorder.canonical import History, body_key, parse_history, reply_key
-from recorder.classify import WEIGHTS, Classification, classify_request
 from recorder.linking import TurnLink
 from store.lifecycle import DropReason
 from store.texts import content_text
 from store.values import Completion, Json, NewTurn, NextState, Relation, TurnKind
 from wire.captured_exchange import CapturedExchange
 from wire.chat_request import ChatRequest
+from wire.classify import WEIGHTS, Classification, classify_request
 from wire.reply_assembly import token_drop_reason
 from wire.user_text import next_state_text
 
@@ -109,6 +109,8 @@ def _build_turn(
         drop_detail=drop[1] if drop else "",
         next_state=next_state,
         api=captured.api if position == 0 else None,
+        wish_text=captured.wish_text,
+        wish_place=captured.wish_place,
     )
 
 

@@ -13,9 +13,8 @@ from enum import IntEnum
 from typing import Protocol
 
 from scorers.hints import repeats_reply
-from scorers.wish_labels import label_wishes
 from store.lifecycle import DropReason
-from store.values import NO_SOURCE, AnsweredTurn, FollowUp, Json, NextState, Relation, Verdict
+from store.values import NO_SOURCE, AnsweredTurn, FollowUp, Json, NextState, Relation, Verdict, WishReading
 
 #: A score within this distance of 0 is "neither": thumbs are ±1, stars and graded rewards may be in between.
 DEAD_ZONE = 0.1
@@ -46,7 +45,7 @@ class Opinion:
         value: -1, 0 or +1; None when it has only a hint to give.
         confidence: in [0, 1].
         hint_is_reaction: the hint is the person's own words.
-        share: see `store.values.Verdict`.
+        share, wish: see `store.values.Verdict`.
         source: who says so, as it will stand in the verdict.
         detail: votes, patterns, rejected hints with reasons.
     """
@@ -57,6 +56,7 @@ class Opinion:
     confidence: float = 1.0
     hint: str | None = None
     hint_is_reaction: bool = True
+    wish: WishReading | None = None
     share: float = 1.0
     detail: Json = field(default_factory=dict)
 
@@ -133,8 +133,6 @@ def compose(
     sample. A turn with neither opinion nor text is abstained; one with a neutral opinion and no text has nothing to teach. Both
     keep their verdict row.
 
-    The verdict's ``wishes`` are the labels of the style wishes that its hint states; those of a complaint, without what the reply has already.
-
     Args:
         opinions: in any order; within a rank the earlier one counts first.
         notes: what went wrong on the way (a judge that could not be read, ...), for the detail.
@@ -154,7 +152,7 @@ def compose(
         value=head.value if head else (0 if hint or follow_up else None),
         hint=hint,
         hint_is_reaction=hinting.hint_is_reaction if hinting else True,
-        wishes=label_wishes(hint or "", about=turn.completion.text if head and head.value == -1 else ""),
+        wish=next((o.wish for o in ranked if o.wish), None),
         follow_up=FollowUp(text=follow_up, is_question=follow_up_is_question) if follow_up else None,
         source=speaker.source if speaker else NO_SOURCE,
         confidence=speaker.confidence if speaker else 0.0,
@@ -185,6 +183,8 @@ def _row(opinion: Opinion) -> Json:
     }
     if opinion.hint:
         row["hint"] = opinion.hint
+    if opinion.wish:
+        row["wish"], row["wish_scope"] = opinion.wish.text, opinion.wish.scope.value
     if opinion.detail:
         row["detail"] = opinion.detail
     return row

@@ -1,4 +1,4 @@
-"""What a message says about the reply before it, by a small network over hashed n-grams. Pure numpy.
+"""What a message or clause says about the reply before it, and what it asks of replies, by a small network over hashed features. Pure numpy.
 
 The model is an embedding bag and one hidden layer, with weights quantised to 8 bits (`classifier.npz`). A bucket of the hash table belongs
 to one feature of the training data, which its 8-bit fingerprint tells: other features are unknown and count for nothing, so that a
@@ -7,6 +7,7 @@ message of unknown words stays undecided. The recipe is `lab.models.reader.train
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,20 +17,26 @@ import numpy as np
 import numpy.typing as npt
 
 from scorers.features import features
+from store.values import WishScope
 
 WEIGHTS = Path(__file__).parent / "classifier.npz"
 
-#: Outputs of the model, in order.
+#: Outputs of the model, in order: the reaction, and the scope of what is asked of replies.
 CLASSES = ("neither", "praise", "wish", "fault", "blame")
+SCOPES = (
+    "none",
+    *(scope.value for scope in (WishScope.LASTING, WishScope.ONCE, WishScope.ANSWER, WishScope.WITHDRAWAL)),
+)
 
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Probabilities of one message, which sum to 1.
+    """Probabilities of one message or clause; those of the first five, and of ``scopes``, sum to 1.
 
     Attributes:
+        scopes: by `SCOPES`; "none": it asks nothing of replies.
         praise: thanks, praise or acceptance.
         wish: how the reply should have been, or what is right instead.
         fault: what does not work or is missing.
@@ -42,6 +49,7 @@ class Reading:
     wish: float
     fault: float
     blame: float
+    scopes: Mapping[str, float]
     known: float
 
     @property
@@ -50,13 +58,25 @@ class Reading:
         return self.wish + self.fault + self.blame
 
 
+#: Of a message without a character.
+NOTHING = Reading(
+    neither=1,
+    praise=0,
+    wish=0,
+    fault=0,
+    blame=0,
+    scopes={one: float(one == "none") for one in SCOPES},
+    known=1,
+)
+
+
 class Classifier:
     """The network.
 
     Args:
         fingerprints: [H] uint8; 0 marks a bucket without an owner.
         table: [H, D] int8 embeddings; ``scale`` [D] float32 turns them into floats.
-        hidden: [D, U] weights, ``hidden_bias`` [U]; out: [U, 5] weights, ``out_bias`` [5].
+        hidden: [D, U] weights, ``hidden_bias`` [U]; out: [U, 5 + 5] weights, ``out_bias`` [5 + 5].
     """
 
     def __init__(
@@ -89,9 +109,14 @@ class Classifier:
                 kept[name] = arrays[name].astype(np.float32)
         return cls(**kept)
 
-    def read(self, text: str, *, reply: str = "", prompt: str = "") -> Reading:
-        """Return the probabilities of ``text``, a message that followed ``reply`` to ``prompt``."""
-        hashes = np.array(features(text, reply=reply, prompt=prompt), dtype=np.uint32)
+    def read(
+        self, text: str, *, reply: str = "", prompt: str = "", before: str = "", after: str = ""
+    ) -> Reading:
+        """Return the probabilities of ``text``, a message that followed ``reply`` to ``prompt``, or a clause of one; see `features`."""
+        if not text.strip():
+            return NOTHING
+        found = features(text, reply=reply, prompt=prompt, before=before, after=after)
+        hashes = np.array(found, dtype=np.uint32)
         buckets, prints = slots(hashes, len(self._fingerprints))
         owned = buckets[self._fingerprints[buckets] == prints]
         known = len(owned) / max(1, len(hashes))
@@ -99,9 +124,17 @@ class Classifier:
         bag = total / np.float32(max(1, len(owned)) ** 0.5)
         inner = np.maximum(bag @ self._hidden + self._hidden_bias, 0)
         logits = inner @ self._out + self._out_bias
-        weights = np.exp(logits - logits.max())
-        shares = [float(share) for share in weights / weights.sum()]
-        return Reading(**dict(zip(CLASSES, shares, strict=True)), known=known)
+        shares, scopes = _softmax(logits[: len(CLASSES)]), _softmax(logits[len(CLASSES) :])
+        return Reading(
+            **dict(zip(CLASSES, shares, strict=True)),
+            scopes=dict(zip(SCOPES, scopes, strict=True)),
+            known=known,
+        )
+
+
+def _softmax(logits: Floats) -> list[float]:
+    weights = np.exp(logits - logits.max())
+    return [float(share) for share in weights / weights.sum()]
 
 
 def slots(hashes: npt.NDArray[np.uint32], size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:

@@ -1,7 +1,8 @@
 """Text and context of a reaction -> hashed features, for training and inference alike. Sans-IO.
 
-Features are word 1- to 3-grams (with anchors at both ends, one-word gaps and negation), character 2- to 5-grams of each word, a
-few facts about shape, and what the message has in common with the request and the reply before it ("not ⟨reply⟩", "asked for ⟨request⟩").
+Text of others in the message is hidden first (`scorers.own_words`). Features are word 1- to 3-grams (with anchors at both ends, one-word gaps and negation), character 2- to 5-grams of each word, a
+few facts about shape, what the message has in common with the request and the reply before it ("not ⟨reply⟩", "asked for ⟨request⟩"), the word
+patterns that it matches (`scorers.evidence`), and of a clause the text around it.
 Case, accents, apostrophes and repeated letters are folded. Scripts without spaces contribute character 1- to 3-grams as their words.
 """
 
@@ -13,6 +14,8 @@ import zlib
 from collections.abc import Iterator
 from itertools import pairwise
 
+from scorers import lexicon
+from scorers.evidence import around, evidence
 from scorers.lexicon import NEGATORS
 
 #: Features of one message at most; reactions are short, pasted documents are not read to the end.
@@ -26,6 +29,12 @@ _STEM = (4, 5)
 #: Up to so many tokens, every one of them is crossed with "the reply ended in a question".
 _SHORT = 6
 
+#: Emoji: pictographs, flags, dingbats and what joins them.
+EMOJI = "\U0001f1e6-\U0001f1ff\U0001f300-\U0001faff\u2600-\u27bf\u2b50\u2b55\u200d"
+#: An emoji that a phrase is about: "no more 😊 please", not "thanks 😊".
+_NAMED_EMOJI = re.compile(
+    rf"(?i)(?<!\w)((?:{lexicon.BEFORE_THING})\s+)[{EMOJI}\ufe0f]+(?:\s*[{EMOJI}\ufe0f]+)*"
+)
 _FENCE = re.compile(r"```.*?(?:```|$)|~~~.*?(?:~~~|$)", re.DOTALL)
 _URL = re.compile(r"https?://\S+|www\.\S+")
 _REPEAT = re.compile(r"(.)\1{2,}")
@@ -234,13 +243,25 @@ def _misspelt(word: str) -> Iterator[str]:
         yield f"v {_DOUBLED.sub(lambda m: m.group(1), skeleton)}"
 
 
-def features(text: str, *, reply: str = "", prompt: str = "") -> list[int]:
-    """Return the 32-bit hashes of what is known of a message, duplicates removed, in order of first occurrence.
+def features(text: str, *, reply: str = "", prompt: str = "", before: str = "", after: str = "") -> list[int]:
+    """Return the 32-bit hashes of what is known of a message or clause, duplicates removed, in order of first occurrence.
 
     Args:
+        text: without text of others (`scorers.own_words.hide_foreign`).
         reply, prompt: the reply that the message follows, and the request that it answered; words are compared only where both are given.
+        before, after: of a clause, the rest of its message.
     """
-    return list(dict.fromkeys(zlib.crc32(name.encode()) for name in _names(text[:20_000], reply, prompt)))
+    text = _name_emoji(text[:20_000])
+    names = [*_names(text, reply, prompt), *evidence(text, reply, prompt)]
+    if before or after:
+        names += around(before, after)
+    return list(dict.fromkeys(zlib.crc32(name.encode()) for name in names))
+
+
+def _name_emoji(text: str) -> str:
+    """Return a message with a word for each emoji that it speaks of; "no 😂" does not speak of one."""
+    named = _NAMED_EMOJI.sub(r"\1emojis", text)
+    return named if len(tokens_of(named)) > 2 else text
 
 
 def ends_in_question(reply: str) -> bool:

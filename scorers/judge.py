@@ -7,6 +7,7 @@ JudgeError          this turn cannot be judged (too long, refused, unreadable an
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -14,10 +15,10 @@ from urllib.parse import urlsplit
 from scorers import prompts
 from scorers.base import Opinion, Rank, next_words
 from scorers.hints import HintContext, check_hint
-from scorers.parse import choose_hint, majority, parse_hint, parse_score
+from scorers.parse import choose_hint, majority, parse_hindsight, parse_score
 from scorers.provider import Provider
 from store.errors import JudgeError, JudgeUnavailable
-from store.values import AnsweredTurn, Json
+from store.values import AnsweredTurn, Json, WishReading
 
 T = TypeVar("T")
 
@@ -121,14 +122,18 @@ class Judge:
             if failures:
                 detail["unread"] = failures
         hint: str | None = None
+        wish: WishReading | None = None
         if self._ask_hint and value != 1:
-            hints, failures, answers = await self._poll(prompts.hint_messages, parse_hint, turn, role, text)
+            found, failures, answers = await self._poll(
+                prompts.hint_messages, parse_hindsight, turn, role, text
+            )
             detail["hint_answers"] = answers
-            hint = self._elect(hints, turn, detail)
+            hint = self._elect([one for one, _ in found], turn, detail)
+            wish = _elect_wish([one for _, one in found], text if role == "user" else "")
             if failures:
                 detail["unread_hints"] = failures
         if not self._ask_verdict:
-            if hint is None:
+            if hint is None and wish is None:
                 return None
             confidence = detail["hint_votes"] / self._votes
         return Opinion(
@@ -138,6 +143,7 @@ class Judge:
             confidence=confidence,
             hint=hint,
             hint_is_reaction=False,
+            wish=wish,
             detail=detail,
         )
 
@@ -224,6 +230,18 @@ class Judge:
 
     async def _ask(self, messages: list[Json]) -> str:
         return await self._provider.ask(messages, temperature=self._temperature, max_tokens=self._max_tokens)
+
+
+def _elect_wish(wishes: Sequence[WishReading | None], message: str) -> WishReading | None:
+    """Return the wish of most answers, in words of the message: what does not stand there word for word is none."""
+    scopes = Counter(wish.scope for wish in wishes if wish is not None and wish.text in message)
+    scope, count = scopes.most_common(1)[0] if scopes else (None, 0)
+    if scope is None or 2 * count <= len(wishes):
+        return None
+    texts = [
+        wish.text for wish in wishes if wish is not None and wish.scope is scope and wish.text in message
+    ]
+    return WishReading(text=choose_hint(texts), scope=scope)
 
 
 def local_base(url: str) -> str:

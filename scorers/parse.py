@@ -16,6 +16,7 @@ from typing import Any
 
 from scorers.hints import content_words
 from store.errors import JudgeError
+from store.values import WishReading, WishScope
 
 _THINK = re.compile(r"<(think|thinking|thought|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
 _THINK_END = re.compile(r"^.*</(?:think|thinking|thought|reasoning)>", re.DOTALL | re.IGNORECASE)
@@ -135,6 +136,29 @@ def parse_hint(text: str, *, marker: str = "", material: str = "") -> str | None
     if len(cleaned) > 1:
         raise JudgeError("the judge gave several different hints")
     return cleaned.pop()
+
+
+def parse_hindsight(
+    text: str, *, marker: str = "", material: str = ""
+) -> tuple[str | None, WishReading | None]:
+    """Return the hint (`parse_hint`) and the wish in a judge's text; None for each that it says there is none of.
+
+    Raises:
+        JudgeError: neither a hint nor a clear "none", or a wish without a known scope.
+    """
+    hint = parse_hint(text, marker=marker, material=material)
+    answer = _own_words(without_thinking(text), marker, material)
+    stated = {
+        (words.strip(), str(obj.get("scope")))
+        for obj in _objects(answer)
+        if isinstance(words := obj.get("wish"), str) and words.strip().lower() not in _NO_HINT
+    }
+    if not stated:
+        return hint, None
+    ((words, scope), *others) = stated
+    if others or scope not in frozenset(WishScope):
+        raise JudgeError(f"the judge's wish has no scope that is known: {scope[:40]!r}")
+    return hint, WishReading(text=words, scope=WishScope(scope))
 
 
 def _clean(hint: str) -> str | None:

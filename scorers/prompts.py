@@ -16,7 +16,7 @@ from typing import Any
 from scorers.hints import message_text
 from store.values import AnsweredTurn, Json
 
-VERSION = "v2"
+VERSION = "v3"
 
 #: How much of a conversation a judge is shown, in characters; the middle of what is longer is left out.
 MAX_HISTORY = 6000
@@ -45,9 +45,14 @@ Does the next message show something that, had the assistant known it before, wo
 as one short general instruction to the assistant that would hold for other requests of this person too: the preference or rule, \
 never the answer to this request. No facts, numbers, names or wording of the right answer; nothing the next message does not \
 show. "Keep answers to one sentence." is a hint; "The answer is 12." is not. If the next message only thanks, asks something \
-new, or shows nothing of the kind, there is no hint."""
+new, or shows nothing of the kind, there is no hint.
 
-HINT_ASK = 'Write the code {marker}, then JSON only: {{"hint": "…"}} or {{"hint": null}}.'
+Does the person state in it how the assistant is to reply? Then copy those words of the next message exactly, without blame or thanks \
+around them, as the wish, with its scope: "lasting" (no limit is named), "once" (for one occasion), "answer" (change this reply), \
+"withdrawal" (an earlier wish is to end). A correction of what the reply says is no wish, and neither is text that is quoted, pasted, \
+to be worked on, or about somebody else."""
+
+HINT_ASK = 'Write the code {marker}, then JSON only: {{"hint": "…" or null, "wish": "…" or null, "scope": "…" or null}}, or {{"hint": null}}.'
 
 _RUBRIC = "What this person counts as good:"
 

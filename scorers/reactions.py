@@ -197,7 +197,11 @@ def _looks_like_code(line: str) -> bool:
 
 def read_reaction(text: str, *, reply: str = "") -> Reaction:
     """Read ``text``, a person's message that followed ``reply``."""
-    sentences = classify(text, reply=reply)
+    return reaction_of(text, classify(text, reply=reply))
+
+
+def reaction_of(text: str, sentences: list[Sentence]) -> Reaction:
+    """Read a message by its sentences (`classify`)."""
     names = tuple(s.pattern for s in sentences if s.pattern)
     if any(s.role is Role.COMPLAINT for s in sentences):
         return Reaction(value=-1, confidence=0.9, hint=_hint(text, sentences), patterns=names)

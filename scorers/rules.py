@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from scorers.base import Opinion, Rank, replies_to, sign
 from scorers.combined import read_message
 from scorers.hints import HintContext, check_hint, message_text, without_reply
-from scorers.reactions import Role, bounded, classify, read_reaction, without_code
+from scorers.reactions import Role, bounded, classify, without_code
 from scorers.tool_calls import malformed_calls
-from scorers.wish_labels import label_wishes
-from store.values import EXPLICIT_SOURCE, LOOP_SOURCE, AnsweredTurn, Json, Relation
+from store.values import EXPLICIT_SOURCE, LOOP_SOURCE, AnsweredTurn, Json, Relation, WishScope
 
 #: Weight, in training, of what a person says about an answer for each turn of the tool loop that led to it.
 LOOP_SHARE = 0.3
@@ -47,9 +46,11 @@ def read_feedback(turn: AnsweredTurn) -> Opinion | None:
     hint, detail = filtered(candidate, turn)
     if score is not None:
         detail["score"] = score
-    if value is None and hint is None:
+    if value is None and hint is None and message.wish is None:
         return None
-    return Opinion(value=value, rank=Rank.FEEDBACK, source=EXPLICIT_SOURCE, hint=hint, detail=detail)
+    return Opinion(
+        value=value, rank=Rank.FEEDBACK, source=EXPLICIT_SOURCE, hint=hint, wish=message.wish, detail=detail
+    )
 
 
 def read_follow_up(turn: AnsweredTurn) -> Opinion | None:
@@ -71,33 +72,26 @@ def read_follow_up(turn: AnsweredTurn) -> Opinion | None:
             source=f"{message.source}:{kind}",
             confidence=message.confidence,
             hint=hint,
+            wish=message.wish,
             detail=detail,
         )
     return None
 
 
 def read_wish(turn: AnsweredTurn) -> Opinion | None:
-    """A style wish without a complaint, such as "you can use emojis again": a hint, and no opinion of the reply.
-
-    Questions and tasks are left out: they ask for the form of their own answer.
-    """
+    """A wish without a verdict, such as "you can use emojis again" or "just this once": no opinion of the reply. Only a withdrawal is a hint."""
     for state in replies_to(turn):
         if state.role != "user":
             continue
-        if read_reaction(state.text, reply=turn.completion.text).value is not None:
+        message = read_message(state.text, reply=turn.completion.text, prompt=last_request(turn))
+        if message.value is not None or message.wish is None:
             return None
-        if read_message(state.text, reply=turn.completion.text, prompt=last_request(turn)).value is not None:
-            return None
-        stated = [
-            sentence.text
-            for sentence in classify(state.text, reply=turn.completion.text)
-            if sentence.role is Role.STATEMENT and label_wishes(sentence.text)
-        ]
-        hint, detail = filtered(bounded(stated) or None, turn)
-        if hint is None:
-            return None
+        hint, detail = None, {"reason": message.reason}
+        if message.wish.scope is WishScope.WITHDRAWAL:
+            hint, refused = filtered(message.wish.text, turn)
+            detail |= refused
         return Opinion(
-            value=None, rank=Rank.WEAK_RULE, source="rule:wish", confidence=0.9, hint=hint, detail=detail
+            value=None, rank=Rank.WEAK_RULE, source="rule:wish", hint=hint, wish=message.wish, detail=detail
         )
     return None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 import time
 from collections.abc import Callable, Iterable
@@ -18,7 +17,9 @@ from functools import partial
 from typing import Protocol
 
 from scorers.scorer_chain import ScorerChain
+from store.change_notice import ChangeNotice
 from store.errors import JudgeUnavailable, PatinaError, RecordUnavailable, RewardError
+from store.heartbeats import LOOK_S, HeartbeatWriter
 from store.lifecycle import DropReason
 from store.values import Activity, AnsweredTurn, Heartbeat, Json, Verdict
 
@@ -26,9 +27,8 @@ log = logging.getLogger(__name__)
 
 #: Turns worked on at once. The judge's own limit is lower: turns that rules decide shall not queue behind it.
 CONCURRENCY = 32
-#: Between two looks for turns, and between two heartbeats.
-POLL_S = 2.0
-HEARTBEAT_S = 2.0
+#: Between two looks for turns: where the record cannot be read or its changes cannot be noticed; at least; at most.
+POLL_S, MIN_INTERVAL_S, REST_S = 2.0, 0.1, 10.0
 #: A case of the judge's self-test is asked when no request came for so many seconds.
 QUIET_S = 4.0
 #: How long a turn that waits for the judge is left alone before its rules are tried again.
@@ -50,6 +50,7 @@ class Turns(Protocol):
         self, verdict: Verdict, *, drop: DropReason | None = None, most_per_hour: int = 0
     ) -> None: ...
     async def heartbeat(self, beat: Heartbeat) -> None: ...
+    def change_notice(self, *, poll_s: float, min_interval_s: float) -> ChangeNotice: ...
     async def activity(self) -> Activity: ...
 
 
@@ -109,6 +110,8 @@ class ScorerWorker:
         self._recheck_s = recheck_s
         self._quiet_s = quiet_s
         self._clock = clock
+        self._beats = HeartbeatWriter("scorer", clock=clock)
+        self._changes = ChangeNotice()
         self._began = time.time()
         self.counters = ScorerCounters()
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -116,6 +119,8 @@ class ScorerWorker:
         self._waiting_for_judge: dict[str, float] = {}
         self._paused: dict[str, float] = {}
         self._failures: dict[str, _Failure] = {}
+        #: When the record is asked again that could not be read (monotonic).
+        self._ask_again_at = 0.0
         self._judge_error: JudgeUnavailable | None = None
         self._judge_pause = judge_pause_s[0]
         self._judge_resumes_at = 0.0
@@ -125,26 +130,30 @@ class ScorerWorker:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until ``stop`` is set; turns in flight are left answered and taken up again at the next start."""
-        beat = asyncio.create_task(self._beat(), name="heartbeat")
-        test = asyncio.create_task(self._test_judge(), name="judge self-test")
+        self._changes = self._record.change_notice(poll_s=self._poll_s, min_interval_s=MIN_INTERVAL_S)
+        beside = [self._beat(), self._test_judge(), self._changes.wake_at(stop)]
+        tasks = [asyncio.create_task(one) for one in beside]
         try:
             while not stop.is_set():
-                started = await self.poll()
-                # Full batches follow each other at once; an idle record is asked at leisure.
-                pause = 0.0 if started >= self._concurrency else self._poll_s
-                waiter = asyncio.create_task(stop.wait())
-                await asyncio.wait(
-                    {waiter, *self._tasks.values()},
-                    timeout=self._poll_s if self._tasks else pause,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                waiter.cancel()
+                await self.poll()
+                await self._changes.wait(
+                    self._rest_s()
+                )  # ended by a change of the record, and by a turn that is done
         finally:
-            tasks = [beat, test, *self._tasks.values()]
+            tasks += self._tasks.values()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._changes.close()
             await self.announce("stopped")
+
+    def _rest_s(self) -> float:
+        """Return the seconds until a turn or the judge is due again, at most `REST_S`."""
+        now = time.monotonic()
+        due = [self._ask_again_at, *self._paused.values(), *self._waiting_for_judge.values()]
+        if self._waiting_for_judge:
+            due.append(self._judge_resumes_at)
+        return min([REST_S, *(at - now for at in due if at > now)])
 
     async def _test_judge(self) -> None:
         """Test the candidate judge while no person waits; scoring goes on by rules and classifier meanwhile."""
@@ -212,6 +221,7 @@ class ScorerWorker:
         except RecordUnavailable as exc:
             # Busy or full: nothing is lost, the same question is asked again at the next poll.
             self._note_record_error(exc)
+            self._ask_again_at = time.monotonic() + self._poll_s
             return 0
         for turn in turns:
             self._is_probing = self._is_probing or probing
@@ -229,6 +239,7 @@ class ScorerWorker:
 
     def _done(self, turn_id: str, _: asyncio.Task[None]) -> None:
         self._tasks.pop(turn_id, None)
+        self._changes.wake()
 
     def _forget_the_past(self, now: float) -> None:
         self._paused = {turn_id: at for turn_id, at in self._paused.items() if at > now}
@@ -359,15 +370,12 @@ class ScorerWorker:
     async def _beat(self) -> None:
         while True:
             await self.announce(self.state())
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(LOOK_S)
 
     async def announce(self, state: str) -> None:
-        """Write one heartbeat; a record that is busy only misses it."""
-        beat = Heartbeat(
-            process="scorer", pid=os.getpid(), state=state, detail=self.detail(), at=self._clock()
-        )
+        """Write a heartbeat if one is due; a record that is busy only misses it."""
         try:
-            await self._record.heartbeat(beat)
+            await self._beats.write(self._record, state, self.detail())
         except RecordUnavailable as exc:
-            # A missed heartbeat shows in its row; the next one comes in a second.
+            # A missed heartbeat shows in its row; the next one comes soon.
             self._note_record_error(exc)

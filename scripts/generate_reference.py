@@ -22,7 +22,7 @@ from proxy.endpoints import (
     REQUEST_HEADERS,
     RESPONSE_HEADERS,
 )
-from store.drop_reasons import REMEDIES, SENTENCES
+from store.drop_reasons import OLD, REMEDIES, SENTENCES
 from store.learning import LearningConfig
 from store.lifecycle import DropReason
 from store.settings import Settings, has_flag, option
@@ -191,7 +191,9 @@ def _usage(action: argparse.Action) -> str:
 def render_drop_reasons() -> str:
     """Return the reference of the drop reasons."""
     rows = "\n".join(
-        f"| `{reason.value}` | {SENTENCES[reason]} | {REMEDIES.get(reason, '')} |" for reason in DropReason
+        f"| `{reason.value}` | {SENTENCES[reason]} | {REMEDIES.get(reason, '')} |"
+        for reason in DropReason
+        if reason not in OLD
     )
     return f"""# Drop reasons
 

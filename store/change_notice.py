@@ -110,6 +110,11 @@ class ChangeNotice:
         self._is_woken = True
         self._signal.set()
 
+    async def wake_at(self, event: asyncio.Event) -> None:
+        """Wait until the event is set, then `wake`."""
+        await event.wait()
+        self.wake()
+
     async def wait(self, timeout_s: float) -> bool:
         """Wait until something changed since the end of the last wait; False: the time is over, and nothing is known to have changed."""
         try:
@@ -121,9 +126,6 @@ class ChangeNotice:
 
     async def _wait(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
-        early = min(timeout_s, self._ended_at + self._min_interval_s - time.monotonic())
-        if early > 0 and self.is_armed:
-            await self._sleep(early)
         if not self.is_armed and self._watch():
             return True  # a folder is there again: what happened in it before is not known
         while not (self._is_woken or self._take()):
@@ -134,6 +136,10 @@ class ChangeNotice:
                 await self._sleep(min(left, self._poll_s))
                 return self._is_woken
             await self._sleep_until_events(left)
+        early = min(deadline, self._ended_at + self._min_interval_s) - time.monotonic()
+        if early > 0 and self.is_armed and not self._is_woken:
+            await self._sleep(early)
+            self._take()  # the changes meanwhile share the look
         return True
 
     async def _sleep(self, timeout_s: float) -> None:

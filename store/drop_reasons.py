@@ -14,7 +14,7 @@ SENTENCES: dict[DropReason, str] = {
     DropReason.UPSTREAM_ERROR: "the reply was an error",
     DropReason.NO_TOKENS: "the backend reported no token ids or log-probabilities",
     DropReason.TOKEN_MISMATCH: "token ids and log-probabilities do not fit together",
-    DropReason.CONSTRAINED: "a schema or a forced call constrained the reply, and no hint says what to do differently",
+    DropReason.CONSTRAINED: "a schema or a forced call constrained the reply, and no wish says what to do differently",
     DropReason.UNREADABLE: "the reply was not in the OpenAI format",
     DropReason.NO_NEXT_STATE: "its session ended and nothing had followed",
     DropReason.ABSTAINED: "no scorer had an opinion",
@@ -31,6 +31,9 @@ SENTENCES: dict[DropReason, str] = {
     DropReason.FORGOTTEN: "you asked for it to be forgotten",
 }
 
+#: Only in records of earlier programs.
+OLD = frozenset({DropReason.TEACHER_FAILED, DropReason.HINT_IRRELEVANT})
+
 #: What a user can do, where anything helps.
 REMEDIES: dict[DropReason, str] = {
     DropReason.SIDE_TURN: f"`{COMMAND} explain TURN`; send the header `X-Turn-Type: main` where that is wrong",
@@ -43,7 +46,6 @@ REMEDIES: dict[DropReason, str] = {
     DropReason.NO_SIGNAL: "say what to do differently",
     DropReason.OVER_LIMIT: "raise `--set most_verdicts_per_hour=N`",
     DropReason.STALE: "raise `--learning max_staleness`",
-    DropReason.HINT_IRRELEVANT: "say it in other words",
     DropReason.TOO_LONG: "use shorter contexts or a machine with more memory",
     DropReason.OUT_OF_MEMORY: "use shorter contexts or a machine with more memory",
     DropReason.TRAINER_DIED: "see `logs/trainer.log`",

@@ -71,6 +71,10 @@ class ClaimLost(OurError):
     """A worker's lease ran out, and its turns wait again or another worker has claimed them."""
 
 
+class MadeOfForgotten(ClaimLost):
+    """A version was computed from what was forgotten meanwhile."""
+
+
 class AliasMoved(OurError):
     """The live version changed while another was trained from it: what a person undid is not built upon."""
 

@@ -10,11 +10,9 @@ from typing import Protocol
 from store.values import Heartbeat, Json
 
 #: A process looks at its own state so often, and writes it when it changed.
-LOOK_S = 1.0
-#: The same for processes whose state changes rarely.
-SLOW_LOOK_S = 2.0
+LOOK_S = 2.0
 #: A state that stays the same is written so often: each write wakes threads and the disk.
-_REST_S = 4.0
+REST_S = 4.0
 #: An older heartbeat is of a process that hangs or is gone.
 SILENT_S = 10.0
 #: Parts of a state that change by themselves.
@@ -41,7 +39,7 @@ class HeartbeatWriter:
     def is_due(self, state: str, detail: Json) -> bool:
         """Whether `write` would write it now."""
         is_known = self._written == (state, _lasting(detail))
-        return not is_known or time.monotonic() - self._written_at >= _REST_S
+        return not is_known or time.monotonic() - self._written_at >= REST_S
 
     async def write(self, record: _Beats, state: str, detail: Json) -> None:
         """Write it if it is due. Raises: RecordError; it is due again then."""

@@ -22,7 +22,6 @@ from store.queries import (
     dashboard,
     forget,
     journal,
-    lineage,
     metrics,
     person,
     proxy,
@@ -31,6 +30,7 @@ from store.queries import (
     stored,
     story,
     trainer,
+    wishes,
 )
 from store.queries import closure as closures
 from store.queries.turns import TurnWriter
@@ -56,7 +56,6 @@ from store.values import (
     Json,
     JudgedTurn,
     LearningMetrics,
-    LineageStep,
     NewTurn,
     RecentVerdict,
     RecordedTurn,
@@ -66,7 +65,6 @@ from store.values import (
     ScoredTurn,
     Selection,
     ServedTurn,
-    StatedHint,
     StepReport,
     StoredCompletion,
     StoredQuery,
@@ -77,12 +75,15 @@ from store.values import (
     UnusedComplaint,
     Verdict,
     Waiting,
-    WishEdit,
+    Wish,
+    WishesSeen,
+    WishState,
+    gateway_name,
 )
 from store.verify import verify
 
 #: Newest migration this code knows. A test holds it against `migrations/`.
-SCHEMA_REVISION = "0034"
+SCHEMA_REVISION = "0036"
 
 
 class Record:
@@ -313,14 +314,19 @@ class Record:
 
     # ---------------------------------------------------------------- trainer
 
-    async def waiting(self, *, hint_only: bool = False) -> dict[str, Waiting]:
-        """Return what waits to be trained, by policy.
+    async def waiting(
+        self, *, wishes: bool = True, sources: Sequence[str] | None = None
+    ) -> dict[str, Waiting]:
+        """Return what waits to be trained, by policy; see `store.queries.trainer.waiting`."""
+        return await self._database.read(trainer.waiting, wishes=wishes, sources=sources)
 
-        Args:
-            hint_only: count only turns with a hint as ready (methods that do not read the verdict), not those with a
-                verdict of +1 or -1 as well.
-        """
-        return await self._database.read(trainer.waiting, hint_only=hint_only)
+    async def accepted_turns(self, policy: str, limit: int) -> list[ScoredTurn]:
+        """Return replies that were served with wishes in their prompt and that nobody complained about, the newest first."""
+        return await self._database.read(trainer.accepted_turns, policy, limit)
+
+    async def count_accepted(self, policy: str) -> int:
+        """Return how many `accepted_turns` there are."""
+        return await self._database.read(trainer.count_accepted, policy)
 
     async def claim(
         self, policy: str, limit: int, *, worker: str, lease_s: float, now: float | None = None
@@ -374,16 +380,18 @@ class Record:
         worker: str,
         actor: str = "trainer",
         canary_share: float = 0.0,
+        live: int | None = None,
     ) -> None:
         """Publish a version, move the alias to it and mark its turns trained: one transaction, all or nothing.
 
         Args:
             canary_share: above 0 the alias stays, and the version serves this share of the new conversations first.
+            live: the version that was live when the attempt began; None: its parent.
 
         Raises:
             ClaimLost: ``worker`` does not hold one of the turns any more (its lease ran out): nothing is written, so that no
                 turn is ever trained twice.
-            AliasMoved: the live version is not the parent any more (a rollback came between): nothing is written.
+            AliasMoved: another version is live by now (a rollback came between): nothing is written.
         """
         await self._database.write(
             trainer.publish,
@@ -393,6 +401,7 @@ class Record:
             worker=worker,
             actor=actor,
             canary_share=canary_share,
+            live=live,
         )
 
     async def canary_releases(
@@ -451,30 +460,6 @@ class Record:
         """Return the newest steps, newest first."""
         return await self._database.read(trainer.steps, policy, limit)
 
-    async def claim_turns(
-        self, turn_ids: Sequence[str], *, worker: str, lease_s: float, now: float | None = None
-    ) -> list[str]:
-        """Take those of these turns that wait to be trained; returns them in the given order."""
-        return await self._database.write(
-            trainer.claim_turns, turn_ids, worker=worker, lease_s=lease_s, now=_now(now)
-        )
-
-    async def turns_as_scored(self, used: Sequence[tuple[str, int]]) -> list[ScoredTurn]:
-        """Return turns with the verdicts of these numbers; see `store.queries.trainer.turns_as_scored`."""
-        return await self._database.read(trainer.turns_as_scored, used)
-
-    async def verdict_values(self, verdict_ids: Sequence[int]) -> dict[int, int]:
-        """Return the values of these verdicts, those that are still in the record, by number."""
-        return await self._database.read(trainer.verdict_values, verdict_ids)
-
-    async def add_version(self, adapter: AdapterVersion, step: StepReport) -> None:
-        """Store a version of a branch that is not live. Raises: ClaimLost: it used what was forgotten meanwhile."""
-        await self._database.write(trainer.add_version, adapter, step)
-
-    async def lineage(self, policy: str, version: int, start: int = BASE_VERSION) -> list[LineageStep]:
-        """Return the versions from ``start`` (not among them) to ``version``, oldest first, with what they were computed from."""
-        return await self._database.read(lineage.lineage, policy, version, start)
-
     async def mark_pruned(self, policy: str, versions: Sequence[int]) -> None:
         """The files of these versions are gone by the retention policy; their rows stay."""
         await self._database.write(trainer.mark_pruned, policy, versions)
@@ -482,7 +467,7 @@ class Record:
     async def trained_turns(
         self, policy: str, *, version: int | None = None, limit: int = 1000
     ) -> list[ScoredTurn]:
-        """Return turns that were trained (in ``version``), newest first: for `why` and for replay."""
+        """Return turns that were trained (in ``version``), newest first."""
         return await self._database.read(trainer.trained_turns, policy, version=version, limit=limit)
 
     async def scored_turns(self, turn_ids: Sequence[str]) -> list[ScoredTurn]:
@@ -629,29 +614,50 @@ class Record:
         """
         await self._database.write(person.pin, policy, version, stays=stays, now=_now(now))
 
-    async def add_wish_edits(self, policy: str, edits: Sequence[WishEdit], now: float | None = None) -> None:
-        """Store what the owner changed in the playbook. Rows are kept; of each turn the newest counts.
+    async def wishes(self, policy: str | None = None) -> tuple[Wish, ...]:
+        """Return the wishes of a policy, or of all, the oldest first, whatever their state."""
+        return await self._database.read(wishes.wishes, policy)
+
+    async def wishes_since(
+        self, known: WishesSeen | None
+    ) -> tuple[WishesSeen, dict[str, tuple[str, ...]] | None]:
+        """Return the wordings in the prompt of each policy (`store.wish_states.in_prompt`), where any changed since ``known``.
+
+        Returns:
+            (what to ask with next time, the wordings; None: nothing changed).
+        """
+        return await self._database.read(wishes.prompt_texts_since, known)
+
+    async def adds_wishes(self) -> bool:
+        """Whether the gateway adds wishes to prompts, as it said last."""
+        beat = await self.beat_of(gateway_name(1))
+        return beat is None or bool((beat.detail.get("wishes") or {}).get("is_on", True))
+
+    async def change_wish(
+        self,
+        wish_id: int,
+        *,
+        state: WishState | None = None,
+        text: str | None = None,
+        measures: Json | None = None,
+        now: float | None = None,
+    ) -> Wish:
+        """Change what is given of a wish, and return it. ``text`` is the owner's; the measures of the earlier wording go with it.
 
         Raises:
-            RecordError: a turn of these edits is not in the record.
+            RecordError: there is no such wish, or the text is empty.
         """
-        await self._database.write(person.add_wish_edits, policy, edits, _now(now))
+        return await self._database.write(
+            wishes.change_wish, wish_id, state=state, text=text, measures=measures, now=_now(now)
+        )
 
-    async def wish_edits(self, policy: str, until: int | None = None) -> list[WishEdit]:
-        """Return the edits that count; see `store.queries.person.wish_edits`."""
-        return (await self.all_wish_edits(until)).get(policy, [])
+    async def merge_wishes(self, into: int, others: Sequence[int]) -> None:
+        """Move the statements of other wishes to one of the same policy, and delete the others.
 
-    async def all_wish_edits(self, until: int | None = None) -> dict[str, list[WishEdit]]:
-        """Return the edits that count, by policy."""
-        return await self._database.read(person.wish_edits, until)
-
-    async def newest_wish_edit(self) -> int:
-        """Return the number of the newest edit of any policy, 0 when there is none."""
-        return await self._database.read(person.newest_wish_edit)
-
-    async def stated_hints(self, policy: str, turn_ids: Sequence[str]) -> list[StatedHint]:
-        """Return these turns and all others of the policy with a hint in the same words, oldest first."""
-        return await self._database.read(person.stated_hints, policy, turn_ids)
+        Raises:
+            RecordError: one of them is not there, or of another policy.
+        """
+        await self._database.write(wishes.merge_wishes, into, others)
 
     async def unused_complaints(self, policy: str, since: float) -> list[UnusedComplaint]:
         """Return the complaints that were dropped since then because they have nothing to teach, newest first."""

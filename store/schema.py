@@ -1,14 +1,15 @@
 """The tables, one place. `migrations/` creates them; a test holds the two against each other.
 
-Rules: `turns`, `messages`, `nodes`, `next_states`, `feedback`, `verdicts`, `alias_moves`, `wish_edits` are append-only: a row never changes once it is
+Rules: `turns`, `messages`, `nodes`, `next_states`, `feedback`, `verdicts`, `alias_moves` are append-only: a row never changes once it is
 written (what a person asks to forget is deleted, not edited; the recorder corrects a turn's kind and place). `turn_states` is the one table that several processes
-update, and only by compare-and-set along `store.lifecycle`; `canary_releases` changes by compare-and-set too. Every other table
+update, and only by compare-and-set along `store.lifecycle`; `canary_releases` changes by compare-and-set too. `wishes` and `wish_statements`
+change in whole transactions of the scorer (stated, withdrawn), the trainer (measured, merged, retired) and a person. Every other table
 has one writing process:
 
     proxy   messages, nodes, turns, next_states, feedback        trainer  adapters, steps, step_turns,
                                                                  canary_releases
     scorer  verdicts                                             alias_moves: trainer (publish) and a person (rollback)
-    person  controls, wish_edits, forgotten_turns (`run.py`)
+    person  controls, forgotten_turns (`run.py`)
 
 A conversation is stored as a chain of nodes, each naming its parent and one message; messages are content-addressed, so a
 200-turn session costs what is new in it. Leading system messages form a chain of their own (`preamble_node`): clients change
@@ -111,6 +112,8 @@ turns = Table(
     Column("completion_key", _HASH, nullable=False),  # text_key(completion)
     Column("drop_detail", Text, nullable=False),
     Column("main_drop_reason", String(32)),  # of a side turn: why it would not train as a main turn either
+    Column("wish_text", Text, nullable=False, server_default=""),  # added to the prompt; "": nothing
+    Column("wish_place", String(16), nullable=False, server_default=""),
     Index(None, "key_name", "reply_key", "created_at"),
     Index(None, "key_name", "request_key", "created_at"),
     Index(None, "key_name", "completion_key", "created_at"),
@@ -199,7 +202,8 @@ verdicts = Table(
     Column("value", Integer),
     Column("hint", Text),
     Column("hint_is_reaction", Boolean, nullable=False),
-    Column("wishes", Text, nullable=False, server_default="[]"),  # labels of `store.wishes`: a JSON list
+    Column("wish", Text),  # the user's words; NULL together with its scope
+    Column("wish_scope", String(16)),
     Column("source", String(256), nullable=False),
     Column("confidence", Float, nullable=False),
     Column("detail", Text, nullable=False),
@@ -341,16 +345,28 @@ controls = Table(
     Column("at", Float, nullable=False),
 )
 
-wish_edits = Table(
-    "wish_edits",
+wishes = Table(
+    "wishes",
     metadata,
-    Column("edit_id", Integer, primary_key=True, autoincrement=True),  # the newest row of a turn counts
+    Column("wish_id", Integer, primary_key=True, autoincrement=True),
     Column("policy", String(128), nullable=False),
-    Column("turn_id", _ID, ForeignKey("turns.turn_id", ondelete="CASCADE"), nullable=False),
-    Column("text", Text),  # NULL: its wish is withdrawn; "": this wording is not used; else what replaces it
+    Column("state", String(16), nullable=False),
+    Column("text", Text, nullable=False),  # the wording in use
+    Column("edited", Boolean, nullable=False),  # by the owner
+    Column("measures", Text, nullable=False),  # JSON, by the trainer
     Column("created_at", Float, nullable=False),
-    Index(None, "policy", "edit_id"),
-    Index(None, "turn_id"),
+    Column("changed_at", Float, nullable=False),
+    Index(None, "policy"),
+)
+
+wish_statements = Table(
+    "wish_statements",
+    metadata,
+    Column("turn_id", _ID, ForeignKey("turns.turn_id", ondelete="CASCADE"), primary_key=True),
+    Column("wish_id", Integer, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Index(None, "wish_id"),
 )
 
 #: Columns of the view `trajectories`, in order: a fixed interface.

@@ -404,6 +404,13 @@ class Settings(BaseSettings):
         "serving",
         has_flag=False,
     )
+    wishes: Literal["auto", "both", "prompt", "weights", "off"] = _field(
+        "auto",
+        "PATINA_WISHES",
+        "where a stated wish acts: prompt (added to the next requests), weights (learnt), both (in the prompt until the weights follow it) or "
+        "off; auto: both, and off for an --upstream that is only served",
+        "learning",
+    )
     sync: Literal["none", "group"] = _field(
         "none",
         "PATINA_SYNC",
@@ -659,6 +666,10 @@ class Settings(BaseSettings):
             raise ValueError("--train-on modal leaves the device to vLLM: leave out --colocate sleep")
         if self.upstream_auth == "passthrough" and self.trains_locally and self.upstream:
             raise ValueError("--upstream-auth passthrough and --backend vllm exclude each other")
+        if self.wishes in ("both", "weights") and not self.trains_locally:
+            raise ValueError(
+                f"--wishes {self.wishes} needs weights that can be trained: an --upstream can have prompt"
+            )
         if self.upstream_auth == "passthrough" and not self.upstream:
             raise ValueError("--upstream-auth passthrough needs --upstream")
         return self
@@ -698,6 +709,16 @@ class Settings(BaseSettings):
         return not self.upstream or self.backend == "vllm"
 
     @property
+    def wishes_in_prompt(self) -> bool:
+        """Whether the gateway adds active wishes to prompts."""
+        return self.wishes in ("both", "prompt") or (self.wishes == "auto" and self.trains_locally)
+
+    @property
+    def wishes_in_weights(self) -> bool:
+        """Whether the trainer teaches wishes to the weights."""
+        return self.wishes in ("both", "weights") or (self.wishes == "auto" and self.trains_locally)
+
+    @property
     def upstreams(self) -> tuple[str, ...]:
         """The endpoints of `upstream`."""
         return split_urls(self.upstream)
@@ -711,10 +732,10 @@ class Settings(BaseSettings):
 
     @property
     def resolved_alpha(self) -> float:
-        """Measured (lab/research/2026-11-21-combine-defaults.md): with the verdict term beside it the reverse KL learns several times faster."""
+        """Of the divergence from the teacher: forward KL where the replies are the teacher's own (prompt distillation), SDPO's one half."""
         if self.learning.alpha is not None:
             return self.learning.alpha
-        return 1.0 if self.method == "combine" else 0.5
+        return 0.0 if self.method == "combine" else 0.5
 
     @property
     def resolved_judge(self) -> str:

@@ -14,11 +14,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from store.settings import Settings
 from store.texts import counted
+from store.training_schedule import ALWAYS, MANUAL
 from store.values import Json
+from store.version import COMMAND
 
 _FILE = "training-plan.json"
-#: Phases of a version: hints, teacher and the choice of anchors; optimizer steps; gate.
+#: Phases of a version: wishes and teacher; optimizer steps; gate.
 PHASES = ("teach", "step", "gate")
 #: A ratio of measured to estimated seconds is believed within these bounds, and moves half of the way with each version.
 _RATIOS = (0.25, 4.0)
@@ -80,7 +83,7 @@ class TrainingPlan:
         """Return what a person should know before the first version, in sentences."""
         by_phase = {name: duration(self.seconds.get(name, 0.0)) for name in PHASES}
         found = [
-            f"A version takes about {duration(self.total_s)} on idle cores: {by_phase['teach']} for hints and teacher, "
+            f"A version takes about {duration(self.total_s)} on idle cores: {by_phase['teach']} for wishes and teacher, "
             f"{by_phase['step']} for {counted(self.steps, 'optimizer step')} with {counted(self.anchors, 'anchor')}, "
             f"{by_phase['gate']} for a gate of {counted(self.probes, 'prompt')}."
         ]
@@ -121,11 +124,29 @@ def wait_s(max_wait_s: float, plan: TrainingPlan | None) -> float:
     return min(max((plan.total_s if plan is not None else 0.0) / 2, _WAIT_S[0]), _WAIT_S[1])
 
 
-def expectation(batch_size: int, max_wait_s: float, plan: TrainingPlan | None) -> str:
-    """Return when a version is trained and what it costs here, as sentences."""
-    wait = duration(wait_s(max_wait_s, plan))
-    when = f"A version is trained after {counted(batch_size, 'reaction')}, or when a complaint has waited {wait}."
-    return " ".join((when, *(plan.sentences() if plan is not None else ())))
+def expectation(settings: Settings, took_s: float | None = None) -> str:
+    """Return when a version is trained and how long that takes here, as a sentence; "" where nothing is trained.
+
+    Args:
+        took_s: what versions took here; None: what the plan says.
+    """
+    if not settings.trains_locally:
+        return ""
+    mode = settings.schedule.mode
+    if mode == MANUAL:
+        return f"`{COMMAND} train --now` trains what waits."
+    plan = read_plan(settings.home)
+    when = "" if mode == ALWAYS else f", as soon as the schedule ({settings.train_when}) allows"
+    seconds = plan.total_s if took_s is None and plan is not None else took_s
+    takes = (
+        "how long that takes here is not known yet"
+        if seconds is None
+        else f"that takes about {duration(seconds)}"
+    )
+    return (
+        f"A version is trained after {counted(settings.batch_size, 'reaction')} or when a complaint has waited "
+        f"{duration(wait_s(settings.max_wait_s, plan))}{when}; {takes}."
+    )
 
 
 def read_plan(home: Path) -> TrainingPlan | None:

@@ -130,11 +130,11 @@ class NewTurn:
         messages: the request's messages exactly as sent; stored once each, content-addressed.
         request: the other fields of the request body (tools, sampling parameters, ...), without ``messages``.
         link_reason: code of how it was linked (`recorder.linking.LinkReason`).
-        kind_reason: code of why it is main or side (`recorder.classify.MEANINGS`).
+        kind_reason: code of why it is main or side (`wire.classify.MEANINGS`).
         prompt_token_ids: [P] what the engine says it was given; empty when it did not say.
         request_key: canonical hash of the whole request history (same prompt again -> retry).
         reply_key: canonical hash of history + reply; the next request of this branch contains it as a prefix.
-        evidence: the evidence for ``kind`` (`recorder.classify`).
+        evidence: the evidence for ``kind`` (`wire.classify`).
         drop_reason: None for a turn that may train; else why not.
         corrections, link_corrections: what this request shows about the kind and the place of earlier turns.
         next_state: what this turn's request says about its parent, see `NextState`.
@@ -180,6 +180,8 @@ class NewTurn:
     corrections: tuple[KindCorrection, ...] = ()
     link_corrections: tuple[LinkCorrection, ...] = ()
     api: Json | None = None  #: of a client that does not speak chat: `RecordedTurn.api`
+    wish_text: str = ""  #: what the gateway added to ``messages`` for the sampler (`wire.wish_text`)
+    wish_place: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,12 +375,35 @@ class FollowUp:
     is_question: bool = False
 
 
+class WishScope(StrEnum):
+    """How long what a message asks for is to hold."""
+
+    LASTING = "lasting"  #: from now on
+    ONCE = "once"  #: for what is asked next ("just this once")
+    ANSWER = "answer"  #: for the reply that it follows ("make this one shorter")
+    WITHDRAWAL = "withdrawal"  #: an earlier wish is to end ("you can use emoji again")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WishReading:
+    """What a message asks of replies.
+
+    Attributes:
+        text: the words of the message that state it, verbatim.
+    """
+
+    text: str
+    scope: WishScope
+
+
 #: `Verdict.source` where no scorer had an opinion.
 NO_SOURCE = "none"
 
 
 #: `Verdict.source` of explicit feedback.
 EXPLICIT_SOURCE = "feedback"
+#: Beginnings of `Verdict.source` of verdicts that are about the whole reply: thumbs and scores, reward functions, failed tool calls.
+EXPLICIT_SOURCES = (EXPLICIT_SOURCE, "custom:", "rule:tool_error")
 #: `Verdict.source` of a turn that shares in the verdict on the answer of its tool loop.
 LOOP_SOURCE = "rule:tool_loop"
 
@@ -391,7 +416,7 @@ class Verdict:
         value: -1, 0 or +1; None means it abstained.
         hint: hindsight text that would have helped, or None.
         hint_is_reaction: the hint is the person's own words (raw follow-up), not a judge's phrasing.
-        wishes: labels of `store.wishes` that the hint states; () when it states no known one.
+        wish: what the user's text asks of replies, in the user's own words; None when it asks nothing of them.
         follow_up: the user's text after the reply; None when only tools or nothing followed.
         source: the scorer or rule ("rule:thanks", "judge:openai/gpt-…", "feedback", "custom:mod:fn").
         confidence: in [0, 1]; the share of votes, or a rule's own estimate.
@@ -403,7 +428,7 @@ class Verdict:
     value: int | None
     hint: str | None = None
     hint_is_reaction: bool = True
-    wishes: tuple[str, ...] = ()
+    wish: WishReading | None = None
     follow_up: FollowUp | None = None
     source: str
     confidence: float = 1.0
@@ -439,7 +464,7 @@ class ScoredTurn:
     Attributes:
         prompt_token_ids: [P] ids the policy was given.
         verdict: the newest one; ``verdict_id`` is its number in the record, 0 where it has none.
-        is_late: an earlier verdict of this turn was in a batch.
+        wish_text, wish_place: the wishes that the sampler read besides ``messages``, and where (`wire.wish_text.add_wishes`); "": none.
     """
 
     turn_id: str
@@ -458,7 +483,8 @@ class ScoredTurn:
     next_text: str
     created_at: float
     verdict_id: int = 0
-    is_late: bool = False
+    wish_text: str = ""
+    wish_place: str = ""
 
 
 class _StoredState(StrEnum):
@@ -470,7 +496,6 @@ class _StoredState(StrEnum):
 
 
 class AdapterState(_StoredState):
-    CANDIDATE = "candidate"  #: written, not yet gated
     PUBLISHED = "published"  #: passed the gate; may be (or may have been) live
     REJECTED = "rejected"  #: failed the gate; kept for `versions` to show why
     PRUNED = "pruned"  #: its files were removed by the retention policy
@@ -593,8 +618,8 @@ class StepRole(StrEnum):
     """What a step used a turn for."""
 
     BATCH = "batch"  #: claimed for it, whether it taught something or not
-    REPLAY = "replay"  #: drawn from the reservoir
-    REMEMBERED = "remembered"  #: its words are in the playbook
+    SERVED = "served"  #: its reply was served with wishes and accepted
+    STATED = "stated"  #: it states a wish that the version learns
     RECENT = "recent"  #: its verdict's value is in the window of the baseline
 
 
@@ -609,17 +634,15 @@ class RecentVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """Everything that a step was computed from, so that it can be computed again.
+    """Everything that a step was computed from.
 
     Attributes:
         turns: by role, in order: (turn id, id of the verdict that counted).
-        edit_id: number of the newest edit of the playbook that counted.
-        state: what `trainer.protocol.VersionTrainer.resume` takes.
+        state: see `trainer.protocol.VersionTrainer.state`.
         settings: the settings of training, by name.
     """
 
     turns: Mapping[StepRole, tuple[tuple[str, int], ...]]
-    edit_id: int
     state: Json
     settings: Json
 
@@ -641,20 +664,6 @@ class StepReport:
     error: str | None
     metrics: Json
     inputs: StepInputs | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineageStep:
-    """A published version with what it was computed from, to compute it again.
-
-    Attributes:
-        inputs: empty of turns and state for a version of before they were recorded.
-    """
-
-    policy: str
-    version: int
-    parent_version: int
-    inputs: StepInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -724,7 +733,6 @@ class Forgotten:
     Attributes:
         fingerprints: keyed digests of removed turns (by id) and of removed messages.
         folders: of the tainted versions.
-        replay: versions to compute again, oldest first, by policy.
     """
 
     closure: Closure
@@ -732,7 +740,6 @@ class Forgotten:
     messages: tuple[str, ...]
     nodes: int
     folders: tuple[str, ...]
-    replay: Mapping[str, tuple[LineageStep, ...]]
     at: float
 
 
@@ -786,7 +793,7 @@ class TurnProgress:
 
     Attributes:
         policy: the one that it trains.
-        is_live: the version that it trained, or a later one made from that, is live.
+        is_live: a version that it trained, or one made from that, is live.
     """
 
     fate: TurnFate
@@ -794,27 +801,58 @@ class TurnProgress:
     is_live: bool
 
 
+class WishState(_StoredState):
+    """Where a wish acts."""
+
+    PROMPT = "prompt"  #: the gateway adds it to the prompts of its policy
+    RETIRED = "retired"  #: the weights follow it alone
+    WITHDRAWN = "withdrawn"  #: nowhere: the person or the owner took it back
+    DAMAGED = "damaged"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WishEdit:
-    """What the owner changed in one wording of the playbook.
+class WishStatement:
+    """One turn whose reaction states a wish.
 
     Attributes:
-        turn_id: the turn whose reaction the wording is.
-        text: the words that replace it; "": the wording is not used; None: its wish is withdrawn.
+        text: the person's words.
     """
 
     turn_id: str
-    text: str | None
+    text: str
+    created_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StatedHint:
-    """One turn whose newest verdict has a hint: what the person asked for there."""
+class Wish:
+    """A lasting preference of the people behind a policy.
 
-    turn_id: str
-    hint: str
-    wishes: tuple[str, ...] = ()  #: labels of `store.wishes` that the hint states
-    created_at: float  #: of the turn
+    Attributes:
+        text: the wording in use: the words of a statement, or the owner's.
+        edited: the wording is the owner's.
+        measures: what the trainer measured of it.
+        statements: the turns that state it, the oldest first.
+        changed_at: when it was last stated, edited, or got its state.
+    """
+
+    wish_id: int
+    policy: str
+    state: WishState
+    text: str
+    edited: bool
+    measures: Json
+    statements: tuple[WishStatement, ...]
+    created_at: float
+    changed_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WishesSeen:
+    """What shows whether any wish changed: their number, the newest one's id, and the newest change."""
+
+    count: int
+    newest: int
+    changed_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -870,7 +908,6 @@ class ConversationRow:
     trained: int
     is_opted_out: bool
     last_message: Json | None
-    last_reply: str
     first_at: float
     last_at: float
 

@@ -94,7 +94,7 @@ def _orphans(connection: sa.Connection) -> list[str]:
         schema.feedback,
         schema.verdicts,
         schema.turn_states,
-        schema.wish_edits,
+        schema.wish_statements,
     ):
         rows = connection.execute(
             sa.select(table.c.turn_id)
@@ -102,4 +102,8 @@ def _orphans(connection: sa.Connection) -> list[str]:
             .where(schema.turns.c.turn_id.is_(None))
         )
         wrong += [f"{table.name}: its turn {turn_id} is not there" for turn_id in rows.scalars()]
+    wishes = set(connection.execute(sa.select(schema.wishes.c.wish_id)).scalars())
+    stated = set(connection.execute(sa.select(schema.wish_statements.c.wish_id)).scalars())
+    wrong += [f"wish {wish_id}: no turn states it" for wish_id in sorted(wishes - stated)]
+    wrong += [f"wish {wish_id}: it is not there, but a turn states it" for wish_id in sorted(stated - wishes)]
     return wrong

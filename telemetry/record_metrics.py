@@ -133,10 +133,6 @@ class _RecordCollector(Collector):
         phases = GaugeMetricFamily(
             "patina_step_seconds", "Seconds of each phase of the newest version.", labels=("policy", "phase")
         )
-        distance = GaugeMetricFamily(
-            "patina_kl_to_base", "Divergence of the newest version from the base model (nats a token), as the gate measured it.",
-            labels=("policy",),
-        )  # fmt: skip
         gate = GaugeMetricFamily(
             "patina_gate", "Measures of the gate for the newest version.", labels=("policy", "measure")
         )
@@ -148,9 +144,7 @@ class _RecordCollector(Collector):
             for name, value in after.items():
                 if isinstance(value, int | float):
                     gate.add_metric((version.policy, name), float(value))
-            if isinstance(kl := after.get("kl"), int | float):
-                distance.add_metric((version.policy,), kl)
-        yield from (phases, distance, gate)
+        yield from (phases, gate)
 
     def _process_metrics(self) -> Iterable[Metric]:
         age = GaugeMetricFamily(

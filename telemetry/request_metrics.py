@@ -99,9 +99,11 @@ class RequestMetrics:
         if (overhead := seen.overhead_s) is not None:
             self._overhead.observe(overhead)
 
-    def write(self, path: Path) -> None:
-        """Write the metrics to a file, at once; a failure is logged, and the next write replaces the file."""
+    def write(self, path: Path) -> bool:
+        """Write the metrics to a file, at once; returns whether it was written. A failure is logged."""
         try:
             write_to_textfile(str(path), self.registry)
         except OSError as exc:
             log.warning("the metrics could not be written: %s", exc)
+            return False
+        return True

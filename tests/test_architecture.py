@@ -27,7 +27,7 @@ LAYERS = {
     "scorers": {"scorers", "serving", "store"},
     "trainer": {"trainer", "serving", "wire", "store"},
     # of recorder and trainer only MODULES_ALLOWED
-    "dashboard": {"dashboard", "serving", "recorder", "telemetry", "trainer", "store"},
+    "dashboard": {"dashboard", "serving", "recorder", "telemetry", "trainer", "wire", "store"},
     # of proxy, recorder and trainer only MODULES_ALLOWED
     "cli": {"cli", "dashboard", "proxy", "recorder", "scorers", "trainer", "migrations", "serving", "wire", "store"},
     "scripts": {"scripts", "cli", "proxy", "store"},  # what the generated reference is made from
@@ -40,11 +40,11 @@ LAYERS["lab"] = {"lab", *LAYERS}
 MODULES_ALLOWED = {
     ("deploy", "trainer"): {"trainer.remote.modal_connection", "trainer.remote.training_host"},
     ("cli", "proxy"): {"proxy.auth", "proxy.client_names"},
-    ("cli", "recorder"): {"recorder.classify", "recorder.linking", "recorder.turn_recorder", "recorder.turns"},
-    ("cli", "trainer"): {"trainer.version_matrix"},
+    ("cli", "recorder"): {"recorder.linking", "recorder.turn_recorder", "recorder.turns"},
+    ("cli", "trainer"): {"trainer.removal", "trainer.version_matrix"},
     ("cli", "dashboard"): {"dashboard.sign_in"},
-    ("dashboard", "recorder"): {"recorder.classify", "recorder.linking"},
-    ("dashboard", "trainer"): {"trainer.gate_bounds", "trainer.hindsight"},
+    ("dashboard", "recorder"): {"recorder.linking"},
+    ("dashboard", "trainer"): {"trainer.gate_bounds"},
 }  # fmt: skip
 
 #: library -> packages or modules that may import it.
@@ -98,7 +98,7 @@ SANS_IO = {
     "store.hashing",
     "store.hosts",
     "store.texts",
-    "store.wishes",
+    "store.wish_states",
     "serving.openai_server.detokenize",
     "serving.openai_server.engine",
     "serving.openai_server.token_text",
@@ -115,8 +115,8 @@ SANS_IO = {
     "recorder.canonical",
     "recorder.lazy",
     "recorder.linking",
-    "recorder.classify",
-    "recorder.evidence",
+    "wire.classify",
+    "wire.evidence",
     "recorder.identifiers",
     "proxy.client_names",
     "wire.sse",
@@ -132,6 +132,8 @@ SANS_IO = {
     "wire.chat_request",
     "wire.user_text",
     "wire.framework_text",
+    "wire.line_text",
+    "wire.wish_text",
     "wire.regex_prefilter",
     "wire.headers",
     "recorder.turns",
@@ -163,9 +165,7 @@ SANS_IO = {
     "scorers.parse",
     "scorers.hints",
     "trainer.gate_bounds",
-    "trainer.hindsight",
     "trainer.advantages",
-    "trainer.replay",
     "trainer.sequential_rates",
     "trainer.canary_release",
     "proxy.canary_arms",

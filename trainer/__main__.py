@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from store.errors import AdapterError, ConfigError, PatinaError, RecordError
+from store.errors import AdapterError, ConfigError, RecordError
 from store.record import Record
 from store.settings import Settings
 from store.training_plan import training_threads
@@ -36,11 +36,6 @@ def main() -> int:
         prog="python -m trainer", description="Turn verdicts into adapter versions."
     )
     parser.add_argument("--settings", type=Path, required=True, help="settings file written by run.py")
-    parser.add_argument(
-        "--replay",
-        type=Path,
-        help="compute recorded versions again as this file says, and exit; the result replaces the file",
-    )
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument(
         "--work",
@@ -52,11 +47,6 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         settings = Settings.load(arguments.settings)
-        if arguments.replay is not None:
-            asked = json.loads(arguments.replay.read_text(encoding="utf-8"))
-            found = asyncio.run(_replay(settings, asked))
-            arguments.replay.write_text(json.dumps(found), encoding="utf-8")
-            return 0
         if arguments.measure:
             return asyncio.run(_measure(settings))
         if arguments.work is not None:
@@ -105,14 +95,14 @@ async def _run(settings: Settings, earlier: Json, idle_s: float | None) -> int:
 async def _measure(settings: Settings) -> int:
     """Write the plan of a version (`store.training_plan`)."""
     _prepare(settings)
-    from trainer.worker import make_workshop
+    from trainer.worker import make_version_trainer
 
     record = await Record.open(settings.database_url)
     thread = WeightsThread()
     try:
         device = make_device(settings, record)
         async with device.lease():
-            await thread.run(lambda: make_workshop(settings, device))
+            await thread.run(lambda: make_version_trainer(settings, device))
     finally:
         thread.shutdown()
         await record.close()
@@ -137,25 +127,6 @@ def _stop_event() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     return stop
-
-
-async def _replay(settings: Settings, asked: Json) -> Json:
-    """Remove the folders and run the jobs that are asked for; return what became of them."""
-    _prepare(settings)
-    from trainer.replay_versions import ReplayJob, VersionReplay, remove_folders
-
-    found: Json = {"not_removed": remove_folders(asked.get("remove", []), settings), "replays": []}
-    record = await Record.open(settings.database_url)
-    try:
-        for job in asked.get("jobs", []):
-            try:
-                report = await VersionReplay(record, settings, ReplayJob.from_json(job)).run()
-                found["replays"].append(report.to_json())
-            except PatinaError as exc:
-                found["replays"].append({"policy": job["policy"], "start": job["start"], "error": str(exc)})
-    finally:
-        await record.close()
-    return found
 
 
 def _wandb_log(settings: Settings) -> Callable[[Json], None]:

@@ -26,7 +26,7 @@ class FixedText:
         """Return the log-probabilities under the weights as they are, those before the attempt, and the base model's.
 
         Args:
-            before: snapshot of the weights that the attempt began from.
+            before: snapshot of the weights that the attempt began from; None: it began at the base model.
             parent_name: of the version that they are.
 
         Returns:
@@ -40,17 +40,15 @@ class FixedText:
                 [prompt], max_tokens=_ANSWER_TOKENS, temperature=0.0, weights=Weights.BASE
             )
             self._token_ids = (*prompt, *answer.token_ids)
-        if len(self._token_ids) < 2 or before is None:
+        if len(self._token_ids) < 2:
             return None
         version = tuple(self._policy.trained_logprobs(self._token_ids))
-        with self._policy.as_it_was(before):
-            parent = self._read(Weights.STUDENT)
+        base = parent = self._read(Weights.BASE)
+        if before is not None:
+            with self._policy.as_it_was(before):
+                parent = self._read(Weights.STUDENT)
         return Attestation(
-            token_ids=self._token_ids,
-            version=version,
-            parent=parent,
-            base=self._read(Weights.BASE),
-            parent_name=parent_name,
+            token_ids=self._token_ids, version=version, parent=parent, base=base, parent_name=parent_name
         )
 
     def _read(self, weights: Weights) -> tuple[float, ...]:

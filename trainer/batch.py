@@ -17,8 +17,10 @@ Shapes: P prompt tokens, C completion tokens (padded to the longest), B batch, V
 from __future__ import annotations
 
 import math
+import random
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import torch
@@ -28,6 +30,7 @@ from store.errors import AlignmentError
 from store.values import LogprobMode, ScoredTurn
 from trainer.advantages import Streams
 from trainer.objective import Batch
+from trainer.protocol import TeacherScore
 
 #: Below this a temperature means greedy decoding.
 GREEDY_BELOW = 1e-5
@@ -40,9 +43,9 @@ _PART_TOKENS = 128
 
 
 class SampleKind(StrEnum):
-    FEEDBACK = "feedback"  #: a turn of this step
-    REPLAY = "replay"  #: a turn of an earlier step
-    ANCHOR = "anchor"  #: no person spoke: the base model is the teacher, without a hint
+    WISH = "wish"  #: the teacher reads the wishes in its prompt, the student does not
+    VERDICT = "verdict"  #: a turn whose reply was rated
+    ANCHOR = "anchor"  #: no person spoke: the base model is the teacher, behind the same prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,24 +56,26 @@ class Sample:
         turn_id: of an anchor, a name that says what it is.
         prompt_ids: [P] as the policy was given them.
         completion_ids: [C] as the sampler emitted them, end-of-turn token included.
-        sampling_logprobs: [C] as the engine reported them; None for an anchor, which no version of the policy sampled: it has
-            no staleness.
+        sampling_logprobs: [C] as the engine reported them; None where the prompt is not the one that the reply was sampled behind
+            (wishes, anchors): there is no staleness.
         logprob_mode: what those are of.
         temperature: the completion was sampled at; 0 is greedy.
-        teacher_prompt_ids: [P'] the prompt with the hint; of an anchor, the prompt itself. None: no teacher.
+        teacher_prompt_ids: [P'] the prompt with the wishes; of an anchor, the prompt itself. None: no teacher.
+        teacher: what it says along the reply; None until it was asked.
         streams: what it teaches; None until the teacher has been asked.
         weight: of this sample's terms.
         adapter_version: that sampled it.
     """
 
     turn_id: str
-    kind: SampleKind = SampleKind.FEEDBACK
+    kind: SampleKind = SampleKind.VERDICT
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     sampling_logprobs: tuple[float, ...] | None
     logprob_mode: LogprobMode = LogprobMode.RAW
     temperature: float = 1.0
     teacher_prompt_ids: tuple[int, ...] | None = None
+    teacher: TeacherScore | None = field(default=None, compare=False, repr=False)
     streams: Streams | None = None
     weight: float = 1.0
     adapter_version: int = 0
@@ -121,14 +126,8 @@ class Sample:
         return replace(self, streams=streams)
 
 
-def sample_of(
-    turn: ScoredTurn,
-    *,
-    kind: SampleKind = SampleKind.FEEDBACK,
-    teacher_prompt_ids: Sequence[int] | None = None,
-    weight: float = 1.0,
-) -> Sample:
-    """A claimed turn as a sample: the recorded ids, untouched.
+def sample_of(turn: ScoredTurn) -> Sample:
+    """A rated turn as a sample: the recorded ids, untouched.
 
     Raises:
         AlignmentError: ids and logprobs differ in length, a logprob is none, the prompt was not recorded, or the engine
@@ -137,14 +136,11 @@ def sample_of(
     turn.completion.require_aligned()
     sample = Sample(
         turn_id=turn.turn_id,
-        kind=kind,
         prompt_ids=turn.prompt_token_ids,
         completion_ids=turn.completion.token_ids,
         sampling_logprobs=turn.completion.sampling_logprobs,
         logprob_mode=turn.logprob_mode,
         temperature=turn.temperature,
-        teacher_prompt_ids=None if teacher_prompt_ids is None else tuple(teacher_prompt_ids),
-        weight=weight,
         adapter_version=turn.adapter_version,
     )
     _ = sample.reported_temperature
@@ -187,7 +183,7 @@ def behaviour_logprobs(
         mask: [B, C] bool.
 
     Returns:
-        NaN in padding; o itself for anchors. The staleness weight reads nothing but ``o - b``.
+        NaN in padding; o itself where there is no sampler to be stale against. The staleness weight reads nothing but ``o - b``.
     """
     columns = mask.shape[1]
     rows = []
@@ -205,14 +201,12 @@ def build_batch(
     trainer_logprobs: Tensor,
     reported_logprobs: Tensor,
     base_logprobs: Tensor | None,
-    teacher_logits: Tensor | None,
 ) -> Batch:
     """Samples with streams -> the tensors of `trainer.objective`, on the device of ``trainer_logprobs``.
 
     Args:
         trainer_logprobs, reported_logprobs: see :func:`behaviour_logprobs`.
         base_logprobs: p [B, C], adapter off, at `Sample.loss_temperature`.
-        teacher_logits: [B, C, V]; rows without a teacher are never read and may hold anything.
 
     Raises:
         AlignmentError: a sample without streams, or tensors of another shape than the samples.
@@ -226,7 +220,6 @@ def build_batch(
         "trainer_logprobs": trainer_logprobs,
         "reported_logprobs": reported_logprobs,
         "base_logprobs": base_logprobs,
-        "teacher_logits": teacher_logits,
     }.items():
         if tensor is not None and tuple(tensor.shape[:2]) != (len(samples), columns):
             raise AlignmentError(
@@ -244,6 +237,7 @@ def build_batch(
         ids[i, : lengths[i]] = torch.tensor(sample.completion_ids)
         advantage_mask[i, : lengths[i]] = torch.tensor(stream.advantage_mask)
     mask = mask.to(device)
+    support_ids, support_logprobs = _supports(samples, columns, device)
     return Batch(
         completion_ids=ids.to(device),
         mask=mask,
@@ -254,10 +248,51 @@ def build_batch(
         advantage_mask=advantage_mask.to(device),
         directive_weight=torch.tensor([stream.directive_weight for stream in streams], device=device),
         directive_alpha=tuple(stream.directive_alpha for stream in streams),
-        teacher_logits=teacher_logits,
+        support_ids=support_ids,
+        support_logprobs=support_logprobs,
         sample_weight=torch.tensor([sample.weight for sample in samples], device=device),
         temperature=torch.tensor([sample.loss_temperature for sample in samples], device=device),
     )
+
+
+def _supports(
+    samples: Sequence[Sample], columns: int, device: torch.device
+) -> tuple[Tensor | None, Tensor | None]:
+    """Ids and log-probabilities [B, C, K] of the teachers' likeliest tokens; None where no sample has a teacher that tells them."""
+    taught = [
+        (row, sample.teacher)
+        for row, sample in enumerate(samples)
+        if sample.teacher is not None and sample.teacher.support_ids is not None
+    ]
+    if not taught:
+        return None, None
+    width = max(one.support_ids.shape[1] for _, one in taught if one.support_ids is not None)
+    ids = torch.zeros(len(samples), columns, width, dtype=torch.long, device=device)
+    logprobs = torch.full((len(samples), columns, width), -math.inf, device=device)
+    for row, one in taught:
+        assert one.support_ids is not None
+        assert one.support_logprobs is not None
+        count, own = one.support_ids.shape
+        ids[row, :count, :own] = one.support_ids.to(device)
+        logprobs[row, :count, :own] = one.support_logprobs.to(device)
+    return ids, logprobs
+
+
+def spread(samples: Sequence[Sample], size: int, seed: int) -> list[list[Sample]]:
+    """Return the steps of a pass: about ``size`` samples in each, every kind spread evenly, in an order that the seed gives."""
+    count = max(1, round(len(samples) / size))
+    kinds: dict[SampleKind, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        kinds[sample.kind].append(sample)
+    steps: list[list[Sample]] = [[] for _ in range(count)]
+    place = 0
+    for kind in sorted(kinds):
+        some = sorted(kinds[kind], key=lambda sample: sample.turn_id)
+        random.Random(seed).shuffle(some)
+        for sample in some:
+            steps[place % count].append(sample)
+            place += 1
+    return [step for step in steps if step]
 
 
 def micro_batches(samples: Iterable[Sample], max_tokens: int) -> Iterator[list[Sample]]:

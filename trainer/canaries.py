@@ -7,7 +7,8 @@ other models the one beside this file is used. Its form:
      "tools":        [{"messages": [...], "tools": [...], "expect_name": "get_weather"}, ...],
      "anchors":      [{"prompt": "Why ...? Answer at length.", "style": "long",
                        "match": REGEX, "avoid": REGEX, "min_words": 45, "max_words": 40}, ...],
-     "instructions": {"long": ["Answer at length.", ...], ...}}
+     "instructions": {"long": ["Answer at length.", ...], ...},
+     "questions":    ["How do I wash a wool sweater?", ...]}
 
 An anchor asks for a style in so many words: whatever a person prefers by default, this one wish is explicit. The checks are
 optional; without them only the distance to the base model is measured. `instructions`, by style, are put behind the
@@ -95,6 +96,11 @@ class Canaries:
     tools: tuple[ToolCase, ...]
     anchors: tuple[AnchorPrompt, ...]
     instructions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    questions: tuple[str, ...] = ()
+
+    def plain_questions(self) -> tuple[str, ...]:
+        """Questions without an instruction; where the file lists none, those of the facts."""
+        return self.questions or tuple(fact.prompt for fact in self.facts)
 
     def split(self) -> tuple[tuple[AnchorPrompt, ...], tuple[AnchorPrompt, ...]]:
         """Anchors to train on and anchors to measure by: every third of each style measures, at least one of all."""
@@ -140,6 +146,7 @@ def read_canaries(path: Path) -> Canaries:
             ),
             anchors=tuple(_anchor(one) for one in data["anchors"]),
             instructions=_instructions(data.get("instructions", {})),
+            questions=tuple(map(str, data.get("questions", ()))),
         )
     except (OSError, ValueError, KeyError, TypeError, re.error) as error:
         raise ConfigError(

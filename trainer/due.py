@@ -12,13 +12,21 @@ from store.record import Record
 from store.settings import Settings
 from store.training_plan import read_plan, wait_s
 from store.training_schedule import ALWAYS, is_batch_due
-from store.values import BASE_VERSION, Json, Waiting, adapter_name
-from trainer.protocol import Edit
+from store.values import (
+    BASE_VERSION,
+    EXPLICIT_SOURCES,
+    AdapterVersion,
+    Waiting,
+    Wish,
+    WishState,
+    adapter_name,
+)
+from store.wish_states import learnt_rows
 from trainer.release_watch import ReleaseWatch
 
-#: So many attempts in a row to unlearn a withdrawn wish may be rejected or fail, before something else has to change: a new version,
-#: or an edit. After each of them the next one waits: so many seconds, doubled every time.
-MAX_UNLEARNING_FAILURES, _UNLEARNING_PAUSE_S = 4, 60.0
+#: So many attempts in a row at a version without new turns may be rejected or fail, before the wishes or the live version have to change.
+#: After each of them the next one waits: so many seconds, doubled every time.
+MAX_REBUILD_FAILURES, _REBUILD_PAUSE_S = 4, 60.0
 #: Pause after a step that failed, doubled up to the longest with every failure in a row.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 
@@ -28,17 +36,13 @@ class Due:
     """A version that is to be attempted.
 
     Attributes:
-        edits: what the owner changed in the playbook.
-        edit_id: number of the newest edit.
-        takes_turns: False: it is made of withdrawn wishes alone.
+        takes_turns: False: it is built again from the record, since wishes changed or many more replies were accepted.
         is_asked_for: a person asked to train what waits now.
         quiet_s: seconds since the last main request; 0 while one is in flight.
-        since: when its oldest verdict, or its withdrawn wish, came.
+        since: when its oldest verdict, or the change, came.
     """
 
     policy: str
-    edits: tuple[Edit, ...]
-    edit_id: int
     takes_turns: bool
     is_asked_for: bool
     quiet_s: float
@@ -46,29 +50,26 @@ class Due:
 
 
 @dataclass(slots=True)
-class Unlearning:
-    """Attempts in a row to make a version of withdrawn wishes alone that came to nothing.
+class Rebuild:
+    """Attempts in a row at a version without new turns that came to nothing.
 
     Attributes:
-        version, edits: the live version and the owner's edits that they began from; with others the count restarts.
-        is_needed: False where the trainer found nothing to unlearn there.
+        basis: the live version and the active wishes that they began from; with others the count restarts.
         after: `time.monotonic` before which none is made.
         since: `time.time` at which the need was noticed.
     """
 
-    version: int = BASE_VERSION
-    edits: tuple[Edit, ...] = ()
-    is_needed: bool = True
+    basis: tuple[int, tuple[tuple[int, str], ...]]
     failures: int = 0
     after: float = 0.0
     since: float = field(default_factory=time.time)
 
     def may_begin(self) -> bool:
-        return self.is_needed and self.failures < MAX_UNLEARNING_FAILURES and time.monotonic() >= self.after
+        return self.failures < MAX_REBUILD_FAILURES and time.monotonic() >= self.after
 
     def begin(self) -> None:
         """An attempt begins; it counts as failed until another version is live."""
-        self.after = time.monotonic() + _UNLEARNING_PAUSE_S * 2**self.failures
+        self.after = time.monotonic() + _REBUILD_PAUSE_S * 2**self.failures
         self.failures += 1
 
 
@@ -90,23 +91,25 @@ class DueFinder:
     Attributes:
         state: why there is nothing, for the heartbeat.
         has_complaints: whether any waited at the last look, for a batch or a schedule.
+        waits_for_time: whether something may be due later although the record does not change.
         served_at: `time.time` of each policy's last batch.
         pauses: after failures, by policy; None: of all.
-        unlearning: attempts at versions of withdrawn wishes alone, by policy.
+        rebuilds: attempts at versions without new turns, by policy.
         releases: the canary releases of the record.
     """
 
     def __init__(self, record: Record, settings: Settings) -> None:
         self._record = record
         self._settings = settings
-        #: As `trainer.step.StepPlan` has them, which needs torch.
-        self._reads_verdicts = settings.method in ("rl", "combine")
-        self._selects_hints = settings.method != "rl" and settings.learning.hint_gate
+        #: As `trainer.plan.StepPlan` has them, which needs torch.
+        self._reads_wishes = settings.method != "rl" and settings.wishes_in_weights
+        self._sources = {"rl": None, "combine": EXPLICIT_SOURCES}.get(settings.method, ())
         self.state = "waiting"
         self.has_complaints = False
+        self.waits_for_time = False
         self.served_at: dict[str, float] = {}
         self.pauses: dict[str | None, Pause] = {}
-        self.unlearning: dict[str, Unlearning] = {}
+        self.rebuilds: dict[str, Rebuild] = {}
         self.releases = ReleaseWatch(record, settings)
 
     async def find(self, published: int) -> Due | None:
@@ -115,19 +118,25 @@ class DueFinder:
         Args:
             published: versions since the start; `Settings.max_steps` bounds them.
         """
+        self.waits_for_time = True
         if self._is_pausing(None):
             return None
         await self._record.release_expired()
         tried = await self.releases.review()
-        if await self._record.is_paused():
-            self.state = "paused"
-            return None
         steps = self._settings.max_steps
-        if steps and published >= steps:
-            self.state = f"done: {steps} steps"
+        is_paused, is_done = await self._record.is_paused(), bool(steps and published >= steps)
+        if is_paused or is_done:
+            self.state = "paused" if is_paused else f"done: {steps} steps"
+            self.waits_for_time = False
             return None
         due = await self._next(tried)
         if due is None:
+            now = time.monotonic()
+            times = [
+                *(one.until for one in self.pauses.values()),
+                *(one.after for one in self.rebuilds.values()),
+            ]
+            self.waits_for_time = self.has_complaints or any(now < at for at in times)
             names = ", ".join(adapter_name(*one) for one in sorted(tried.items()))
             self.state = f"waiting: {names} on trial" if names else "waiting"
             return None
@@ -143,11 +152,9 @@ class DueFinder:
         return pause is not None and time.monotonic() < pause.until
 
     async def _next(self, tried: Collection[str]) -> Due | None:
-        """Return what to attempt next, but for policies with a version on trial: of the policies with a batch or a wish to unlearn, the one that waits longest."""
-        waiting = await self._record.waiting(hint_only=not self._reads_verdicts)
+        """Return what to attempt next, but for policies with a version on trial: of the policies with a batch or a reason to build again, the one that waits longest."""
+        waiting = await self._record.waiting(wishes=self._reads_wishes, sources=self._sources)
         self.has_complaints = any(one.complaint_since is not None for one in waiting.values())
-        edit_id = await self._record.newest_wish_edit()
-        edits = await self._record.all_wish_edits(edit_id) if self._selects_hints else {}
         live = {policy: move.version for policy, move in (await self._record.aliases()).items()}
         stopped = {*await self._record.paused_policies(), *tried}
         now = time.time()
@@ -156,20 +163,17 @@ class DueFinder:
         for policy in policies_of(self._settings.policy, {*waiting, *live}):
             if policy in stopped or self._is_pausing(policy):
                 continue
-            changed = tuple(Edit(turn_id=edit.turn_id, text=edit.text) for edit in edits.get(policy, ()))
             one = waiting.get(policy)
             is_asked_for = (
                 one is not None and one.oldest_since is not None and one.oldest_since <= activity.asked_at
             )
             since = one.oldest_since if one is not None and is_asked_for else self._batch_since(one, now)
             has_batch = since is not None
-            if since is None and await self._may_unlearn(policy, live.get(policy, BASE_VERSION), changed):
-                since = self.unlearning[policy].since
+            if since is None and await self._may_rebuild(policy, live.get(policy, BASE_VERSION)):
+                since = self.rebuilds[policy].since
             if since is not None:
                 due = Due(
                     policy=policy,
-                    edits=changed,
-                    edit_id=edit_id,
                     takes_turns=has_batch,
                     is_asked_for=is_asked_for,
                     quiet_s=activity.quiet_s(now),
@@ -186,30 +190,41 @@ class DueFinder:
         is_due = is_batch_due(waiting, self._settings.batch_size, longest, now)
         return waiting.oldest_since if is_due else None
 
-    async def _may_unlearn(self, policy: str, live: int, edits: tuple[Edit, ...]) -> bool:
-        """Whether the live version may have a withdrawn wish to unlearn, by the record alone: the device need not be waited for."""
-        if not self._selects_hints or live == BASE_VERSION:
+    async def _may_rebuild(self, policy: str, live: int) -> bool:
+        """Whether a version is to be built without new turns, by the record alone: the device need not be waited for."""
+        if not self._reads_wishes:
             return False
-        known = self.unlearning.get(policy)
-        if known is None or (known.version, known.edits) != (live, edits):
-            adapter = await self._record.adapter(policy, live)
-            known = Unlearning(
-                version=live,
-                edits=edits,
-                is_needed=adapter is not None and has_withdrawn_wish(adapter.metrics, edits),
-            )
-            self.unlearning[policy] = known
+        active = [one for one in await self._record.wishes(policy) if one.state is not WishState.WITHDRAWN]
+        versions = await self._record.adapters(policy)
+        served = await self._record.count_accepted(policy)
+        if not needs_rebuild(active, live, versions, served, many=self._settings.learning.samples // 2):
+            return False
+        basis = (live, tuple((one.wish_id, one.text) for one in active))
+        known = self.rebuilds.get(policy)
+        if known is None or known.basis != basis:
+            known = self.rebuilds[policy] = Rebuild(basis=basis)
         return known.may_begin()
 
 
-def has_withdrawn_wish(metrics: Json, edits: Sequence[Edit]) -> bool:
-    """Whether a version still has a withdrawn wish, or one that an edit withdraws. Pure.
+def needs_rebuild(
+    active: Sequence[Wish], live: int, versions: Sequence[AdapterVersion], served: int, *, many: int
+) -> bool:
+    """Whether the live version is to be replaced although no batch waits. Pure.
+
+    It has learnt a wish that is withdrawn or that the owner edited since; or many more accepted replies are there than at the last
+    attempt, and a wish is still in the prompt.
 
     Args:
-        metrics: of the version; see `trainer.wish_training.wish_rows`.
+        active: wishes that are not withdrawn.
+        served: accepted replies in the record.
+        many: so many more.
     """
-    removed = {edit.turn_id for edit in edits if edit.text is None}
-    return any(
-        row["state"] == "withdrawn" or (row["state"] != "unlearnt" and removed & {*row["turns"]})
-        for row in metrics.get("wishes", ())
-    )
+    changed_at = {one.wish_id: one.changed_at if one.edited else 0.0 for one in active}
+    current = next((one for one in versions if one.version == live), None)
+    for row in learnt_rows(current.metrics) if current is not None else ():
+        changed = changed_at.get(row["wish_id"])
+        if changed is None or (current is not None and changed > current.created_at):
+            return True
+    newest = max(versions, key=lambda one: one.version, default=None)
+    before = int(newest.metrics.get("served", 0)) if newest is not None else 0
+    return served - before >= max(many, 1) and any(one.state is WishState.PROMPT for one in active)

@@ -1,22 +1,19 @@
 """The gate: may this version be published? A pure decision on measures, and the measuring.
 
-What a person teaches is meant to change the policy: shorter replies, another language, JSON. What it must not change is what
-they did not ask for. So a preference is never measured where it may show:
+A wish is meant to change the policy. What it must not change is what nobody asked for, so only that is judged:
 
 =================  ==========================================================================================
-plain questions    (`facts`) style is free here. Only what no preference excuses counts: the right answer is still
-                   in there, replies are not empty, end, are not all the same, are not three times as long.
-explicit wishes    (`anchors`) a reply follows the wish in the prompt, whatever the person prefers by default. Here the
-                   policy should still be the base model: KL to base, entropy and length are compared **here**.
+plain questions    (`facts`) style is free here. The right answer is still in there, replies are not empty, end, are not all
+                   the same, are not three times as long.
+explicit requests  (`obeyed`) a request in the prompt is obeyed, whatever the person prefers by default.
 tool calls         (`tools`) machines read them: the call is valid and of the right tool.
 =================  ==========================================================================================
 
-A policy that was taught "concise" falls from 45 to 8 tokens on plain questions, far outside any sane bound for length, and is
-right to; one whose *detailed* answers on request fall by two thirds has lost something.
+Only prompts that the base model answers as asked are judged by: the others say nothing about a version. Replies are greedy, so a measure
+moves only when the weights do. The base model is measured once for a model and kept (`store.calibration`).
 
-Every bound is relative to the base model, measured the same way once. Replies are greedy, so that a measure moves only when the
-weights do. A version that is beyond a bound is let through where it is no worse there than the version before it: an adapter
-taken over from elsewhere may begin outside, and training must be able to bring it back.
+With few prompts a gate sees little: of n prompts of which a version spoils the share q, it sees none with probability (1 - q)^n, and one
+is always allowed. `GateMeasures.counts` says how many there were.
 """
 
 from __future__ import annotations
@@ -30,6 +27,7 @@ from serving.openai_server.toolcalls import ToolCall, ToolCallParser
 from store.errors import ConfigError
 from trainer.canaries import AnchorPrompt, Canaries, Fact, ToolCase, load_canaries
 from trainer.gate_bounds import Thresholds as Thresholds
+from trainer.gate_bounds import slack
 from trainer.protocol import Policy, Reply, Weights
 
 T = TypeVar("T")
@@ -40,6 +38,7 @@ MAX_TOKENS = 96
 EXAMPLES = 6
 #: At most so many prompts of each kind; the same ones for base and candidate.
 MAX_FACTS, MAX_TOOLS, MAX_ANCHORS = 24, 8, 28
+_KINDS = ("facts", "tools", "obeyed")
 #: At least so many of each kind, however slow the model is.
 FEWEST = 4
 
@@ -50,34 +49,28 @@ class GateMeasures:
 
     Attributes:
         finite: every weight is a number. When False nothing else was measured.
-        facts, tools: share answered right; tools None: there were no cases.
-        obeyed: share of checkable explicit wishes that were followed; None: there are no checks.
+        facts, tools, obeyed: share of the prompts that are answered as asked: of the base model of all of them, of a version of those that
+            the base model answers so; None: there are none.
         empty: share of plain replies without any text.
         distinct: number of different plain replies, by number of questions.
-        ends: share of all replies that ended within `MAX_TOKENS`.
-        plain_length, length: mean tokens of a reply, to plain questions / explicit wishes.
-        kl: KL(these weights ‖ base) on explicit wishes along the replies, nats a token.
-        entropy: on explicit wishes along the **base model's** replies, nats a token. Along its own replies it would speak of
-            their length: the tokens that fill a long reply are nearly certain, so "concise" alone doubled it.
-        kl_by_style: the same by style.
-        counts: number of prompts behind facts, tools, obeyed, all replies.
+        ends: share of plain replies that ended within `MAX_TOKENS`.
+        plain_length: mean tokens of a reply to a plain question.
+        counts: number of prompts behind each.
         examples: replies to the first plain questions, by question, for the web page.
+        right: numbers of the prompts that are answered as asked, by kind.
     """
 
     finite: bool = True
-    facts: float = math.nan
+    facts: float | None = None
     tools: float | None = None
     obeyed: float | None = None
     empty: float = math.nan
     distinct: float = math.nan
     ends: float = math.nan
     plain_length: float = math.nan
-    length: float = math.nan
-    entropy: float = math.nan
-    kl: float = math.nan
-    kl_by_style: Mapping[str, float] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     examples: Mapping[str, str] = field(default_factory=dict)
+    right: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -85,126 +78,62 @@ class GateMeasures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateVerdict:
-    """``rejected`` holds a sentence for each check that failed; empty: the version may be published.
-
-    Attributes:
-        is_intact: no fact, tool call or explicit instruction is lost; see `has_lost_nothing`.
-    """
+    """``rejected`` holds a sentence for each check that failed; empty: the version may be published."""
 
     rejected: tuple[str, ...]
     measures: dict[str, Any]
-    is_intact: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Check:
-    """A measure with its bounds; ``excess`` is how far beyond, 0 or less: within."""
-
-    excess: float
-    sentence: str
 
 
 def judge_gate(
-    before: GateMeasures | None, after: GateMeasures, base: GateMeasures, thresholds: Thresholds | None = None
+    after: GateMeasures, base: GateMeasures, thresholds: Thresholds | None = None
 ) -> tuple[str, ...]:
-    """Why a version may not be published, one sentence each; empty: it may. Pure.
-
-    Args:
-        before: the version it was trained from; None: unknown, so being beyond a bound is never excused.
-        after: the candidate.
-        base: the base model.
-    """
+    """Why a version may not be published, one sentence each; empty: it may. Pure; NaN is beyond every bound."""
     limits = thresholds or Thresholds()
     if not after.finite:
         return ("a weight is not a finite number",)
-    checks = _checks(after, base, limits)
-    earlier = _checks(before, base, limits) if before is not None and before.finite else {}
     reasons = []
-    for name, check in checks.items():
-        if check.excess <= 1e-9:  # NaN is beyond every bound
-            continue
-        excused = name in earlier and check.excess <= earlier[name].excess < math.inf
-        if not excused:
-            reasons.append(check.sentence)
+
+    def check(ok: bool, sentence: str) -> None:
+        if not ok:
+            reasons.append(sentence)
+
+    for name, now, allowed, what in (
+        ("facts", after.facts, limits.facts_drop, "facts are forgotten"),
+        ("tools", after.tools, limits.tools_drop, "tool calls break"),
+        ("obeyed", after.obeyed, limits.obeyed_drop, "explicit requests are not obeyed"),
+    ):
+        if now is not None:
+            count = after.counts.get(name, 0)
+            check(
+                now >= 1.0 - slack(allowed, count),
+                f"{what}: {1 - now:.0%} of the {count} that the base model has right",
+            )
+    check(
+        after.ends >= base.ends - slack(limits.ends_drop, after.counts.get("plain", 0)),
+        f"replies do not end: {after.ends:.0%}, base {base.ends:.0%}",
+    )
+    check(
+        after.empty <= base.empty + slack(0.0, after.counts.get("plain", 0)),
+        f"replies are empty: {after.empty:.0%}, base {base.empty:.0%}",
+    )
+    check(
+        after.distinct >= limits.distinct_low * base.distinct,
+        f"different questions get the same reply: {after.distinct:.0%} are different, base {base.distinct:.0%}",
+    )
+    check(
+        after.plain_length <= limits.length_high * base.plain_length,
+        f"replies have {after.plain_length:.0f} tokens, base {base.plain_length:.0f}",
+    )
     return tuple(reasons)
 
 
-def _checks(after: GateMeasures, base: GateMeasures, limits: Thresholds) -> dict[str, _Check]:
-    found: dict[str, _Check] = {}
-
-    def fallen(name: str, now: float | None, then: float | None, allowed: float, what: str) -> None:
-        if now is None or then is None:
-            return
-        count = after.counts.get(name, 0)
-        slack = max(allowed, 1 / count) if count else allowed
-        found[name] = _Check(
-            excess=_beyond(then - slack - now), sentence=f"{what}: {now:.0%}, base {then:.0%}"
-        )
-
-    def within(name: str, ratio: float, low: float, high: float, sentence: str) -> None:
-        excess = max(low / ratio if ratio > 0 else math.inf, ratio / high) - 1 if ratio == ratio else math.inf
-        found[name] = _Check(excess=excess, sentence=sentence)
-
-    fallen("facts", after.facts, base.facts, limits.facts_drop, "facts are forgotten")
-    fallen("tools", after.tools, base.tools, limits.tools_drop, "tool calls break")
-    fallen("obeyed", after.obeyed, base.obeyed, limits.obeyed_drop, "explicit wishes are not followed")
-    fallen("replies", after.ends, base.ends, limits.ends_drop, "replies do not end")
-    found["empty"] = _Check(
-        excess=_beyond(after.empty - base.empty - 1 / max(1, after.counts.get("facts", 1))),
-        sentence=f"replies are empty: {after.empty:.0%}, base {base.empty:.0%}",
-    )
-    found["distinct"] = _Check(
-        excess=_beyond(limits.distinct_low * base.distinct - after.distinct),
-        sentence=f"different questions get the same reply: {after.distinct:.0%} are different, base {base.distinct:.0%}",
-    )
-    slack = limits.entropy_slack
-    within(
-        "entropy",
-        (after.entropy + slack) / (base.entropy + slack),
-        limits.entropy_low,
-        limits.entropy_high,
-        f"the entropy is {after.entropy:.3f} nat/token, base {base.entropy:.3f}",
-    )
-    within(
-        "length",
-        after.length / max(base.length, 1e-9),
-        limits.length_low,
-        limits.length_high,
-        f"replies to explicit wishes have {after.length:.0f} tokens, base {base.length:.0f}",
-    )
-    within(
-        "plain_length",
-        max(after.plain_length, base.plain_length) / max(base.plain_length, 1e-9)
-        if after.plain_length > 0
-        else math.nan,
-        limits.length_low,
-        limits.length_high,
-        f"replies have {after.plain_length:.0f} tokens, base {base.plain_length:.0f}",
-    )
-    found["kl"] = _Check(
-        excess=_beyond(after.kl - limits.kl),
-        sentence=f"explicit wishes are answered {after.kl:.2f} nat/token away from the base model",
-    )
-    if after.kl_by_style:
-        style, worst = max(after.kl_by_style.items(), key=lambda pair: (math.isnan(pair[1]), pair[1]))
-        found["kl_worst"] = _Check(
-            excess=_beyond(worst - limits.kl_worst),
-            sentence=f"the wish {style!r} is answered {worst:.2f} nat/token away from the base model",
-        )
-    return found
-
-
-def _beyond(excess: float) -> float:
-    """NaN compares false with everything, and would pass."""
-    return math.inf if math.isnan(excess) else excess
-
-
 class Gate:
-    """The gate of one model. The base model is measured once, at the first use.
+    """The gate of one model.
 
     Args:
         model: whose canaries to use; see `trainer.canaries`.
-        share: of the prompts of each kind that are asked, for models that are slow here; at least `FEWEST`.
+        share: of the tool calls and explicit requests that are asked again for a version; at least `FEWEST`.
+        base: measures of the base model that are known.
     """
 
     def __init__(
@@ -213,64 +142,43 @@ class Gate:
         model: str,
         *,
         thresholds: Thresholds | None = None,
-        max_tokens: int = MAX_TOKENS,
         share: float = 1.0,
+        base: GateMeasures | None = None,
     ) -> None:
         self._thresholds = thresholds or Thresholds()
-        self._probe = GateProbe(policy, load_canaries(model), max_tokens=max_tokens, share=share)
-        self._base: GateMeasures | None = None
-
-    @property
-    def probe(self) -> GateProbe:
-        return self._probe
+        self._share = share
+        self.probe = GateProbe(policy, load_canaries(model))
+        self._base = base
 
     def base(self) -> GateMeasures:
         """Measures of the base model."""
         if self._base is None:
-            self._base = self._probe.measure(Weights.BASE)
+            self._base = self.probe.measure(Weights.BASE)
         return self._base
 
-    def examine(self, policy: Policy, before: Mapping[str, Any] | None = None) -> GateVerdict:
-        """Measure the policy's weights as they are and judge them.
-
-        Args:
-            before: snapshot of the weights the candidate was trained from. Only looked at when the candidate is beyond a
-                bound; the policy is as it was afterwards.
-        """
-        base, after = self.base(), self._probe.measure(Weights.STUDENT)
-        rejected = judge_gate(None, after, base, self._thresholds)
+    def examine(self) -> GateVerdict:
+        """Measure the policy's weights as they are and judge them."""
+        base = self.base()
+        asked = {
+            name: some if name == "facts" else some[: max(FEWEST, math.ceil(self._share * len(some)))]
+            for name, some in base.right.items()
+        }
+        after = self.probe.measure(Weights.STUDENT, right=asked)
         measures = {"after": after.to_json(), "base": base.to_json()}
-        if rejected and after.finite and before is not None:
-            with policy.as_it_was(before):
-                earlier = self._probe.measure(Weights.STUDENT)
-            rejected = judge_gate(earlier, after, base, self._thresholds)
-            measures["before"] = earlier.to_json()
-        return GateVerdict(rejected=rejected, measures=measures, is_intact=has_lost_nothing(after, base))
-
-
-def has_lost_nothing(after: GateMeasures, base: GateMeasures) -> bool:
-    """Whether as many facts, tool calls and explicit instructions are right as with the base model. False if no instruction
-    can be checked: only these show what the anchors hold. Pure."""
-    counted = [(after.obeyed, base.obeyed), (after.facts, base.facts), (after.tools, base.tools)]
-    return (
-        after.finite
-        and after.obeyed is not None
-        and all(now >= then for now, then in counted if now is not None and then is not None)
-    )
+        return GateVerdict(rejected=judge_gate(after, base, self._thresholds), measures=measures)
 
 
 class GateProbe:
-    """Asks a policy the canaries' questions, greedily, and reads the replies."""
+    """Asks a policy the canaries' questions, greedily, and reads the replies.
 
-    def __init__(
-        self, policy: Policy, canaries: Canaries, *, max_tokens: int = MAX_TOKENS, share: float = 1.0
-    ) -> None:
+    Args:
+        most: times the number of prompts that a gate asks, at most.
+    """
+
+    def __init__(self, policy: Policy, canaries: Canaries, *, most: float = 1.0) -> None:
         self._policy = policy
-        self._max_tokens = max_tokens
-        room = policy.max_context - max_tokens
-        facts, tools, anchors = (
-            max(FEWEST, math.ceil(share * most)) for most in (MAX_FACTS, MAX_TOOLS, MAX_ANCHORS)
-        )
+        room = policy.max_context - MAX_TOKENS
+        facts, tools, anchors = (math.ceil(most * count) for count in (MAX_FACTS, MAX_TOOLS, MAX_ANCHORS))
 
         def fitting(cases: Iterable[T], render: Callable[[T], list[int]]) -> tuple[list[T], list[list[int]]]:
             pairs = [(case, ids) for case in cases if len(ids := render(case)) <= room]
@@ -278,68 +186,62 @@ class GateProbe:
 
         self._facts, self._fact_ids = fitting(canaries.facts[:facts], lambda c: _ask(policy, c.prompt))
         self._tools, self._tool_ids = fitting(
-            canaries.tools[: min(tools, MAX_TOOLS)], lambda c: policy.render(c.messages, c.tools)
+            canaries.tools[:tools], lambda c: policy.render(c.messages, c.tools)
         )
-        self._reference: list[tuple[int, ...]] | None = None
         self._anchors, self._anchor_ids = fitting(
             _spread(canaries.split()[1], anchors), lambda c: _ask(policy, c.prompt)
         )
         if not self._facts or not self._anchors:
             raise ConfigError(
-                f"no canary prompt and {max_tokens} tokens of reply fit the model's context of {policy.max_context}"
+                f"no canary prompt and {MAX_TOKENS} tokens of reply fit the model's context of {policy.max_context}"
             )
 
-    def measure(self, weights: Weights) -> GateMeasures:
-        """Measures of one set of weights."""
+    def measure(self, weights: Weights, *, right: Mapping[str, Sequence[int]] | None = None) -> GateMeasures:
+        """Measures of one set of weights.
+
+        Args:
+            right: numbers of the prompts to judge by, by kind; None: all.
+        """
         policy = self._policy
         if weights is Weights.STUDENT and not policy.is_finite():
             return GateMeasures(finite=False)
-        prompts = [*self._fact_ids, *self._tool_ids, *self._anchor_ids]
-        replies = self._greedy(prompts, weights)
-        facts = replies[: len(self._facts)]
-        tools = replies[len(self._facts) : len(self._facts) + len(self._tools)]
-        anchors = replies[len(self._facts) + len(self._tools) :]
-        fact_texts = [policy.decode(reply.token_ids).strip() for reply in facts]
-        checked = [
-            anchor.is_obeyed(policy.decode(reply.token_ids))
-            for anchor, reply in zip(self._anchors, anchors, strict=True)
-            if anchor.has_check
-        ]
-        called = [
-            self._calls(reply, case.expect_name) for reply, case in zip(tools, self._tools, strict=True)
-        ]
-        if self._reference is None:
-            of_base = anchors if weights is Weights.BASE else self._greedy(self._anchor_ids, Weights.BASE)
-            self._reference = [reply.token_ids for reply in of_base]
-        entropy, _ = policy.entropy_and_kl(self._anchor_ids, self._reference, weights, kl=False)
-        kl = [0.0] * len(anchors)  # of the base model from itself
-        if weights is not Weights.BASE:
-            own = [reply.token_ids for reply in anchors]
-            _, kl = policy.entropy_and_kl(self._anchor_ids, own, weights, kl=True)
-        by_style: dict[str, list[float]] = {}
-        for anchor, value in zip(self._anchors, kl, strict=True):
-            by_style.setdefault(anchor.style, []).append(value)
+        kept = {name: list((right or {}).get(name, ())) for name in _KINDS} if right is not None else {}
+        facts = list(range(len(self._facts)))
+        tools = kept.get("tools", list(range(len(self._tools))))
+        anchors = kept.get("obeyed", [i for i, one in enumerate(self._anchors) if one.has_check])
+        replies = self._greedy(
+            [*self._fact_ids, *(self._tool_ids[i] for i in tools), *(self._anchor_ids[i] for i in anchors)],
+            weights,
+        )
+        plain, called, asked = (
+            replies[: len(facts)],
+            replies[len(facts) : len(facts) + len(tools)],
+            replies[len(facts) + len(tools) :],
+        )
+        texts = [policy.decode(reply.token_ids).strip() for reply in plain]
+        answers = {
+            "facts": {i: self._facts[i].is_right(texts[i]) for i in kept.get("facts", facts)},
+            "tools": {
+                i: self._calls(reply, self._tools[i].expect_name)
+                for i, reply in zip(tools, called, strict=True)
+            },
+            "obeyed": {
+                i: self._anchors[i].is_obeyed(policy.decode(reply.token_ids))
+                for i, reply in zip(anchors, asked, strict=True)
+            },
+        }
+        shares = {name: _mean(list(some.values())) if some else None for name, some in answers.items()}
         return GateMeasures(
-            facts=_mean([f.is_right(text) for f, text in zip(self._facts, fact_texts, strict=True)]),
-            tools=_mean(called) if called else None,
-            obeyed=_mean(checked) if checked else None,
-            empty=_mean([not text for text in fact_texts]),
-            distinct=len(set(fact_texts)) / len(fact_texts),
-            ends=_mean([reply.finished for reply in replies]),
-            plain_length=_mean([len(reply.token_ids) for reply in facts]),
-            length=_mean([len(reply.token_ids) for reply in anchors]),
-            entropy=_mean(entropy),
-            kl=_mean(kl),
-            kl_by_style={style: _mean(values) for style, values in by_style.items()},
-            counts={
-                "facts": len(facts),
-                "tools": len(tools),
-                "obeyed": len(checked),
-                "replies": len(replies),
-            },
-            examples={
-                case.prompt: text for case, text in zip(self._facts[:EXAMPLES], fact_texts, strict=False)
-            },
+            facts=shares["facts"],
+            tools=shares["tools"],
+            obeyed=shares["obeyed"],
+            empty=_mean([not text for text in texts]),
+            distinct=len(set(texts)) / len(texts),
+            ends=_mean([reply.finished for reply in plain]),
+            plain_length=_mean([len(reply.token_ids) for reply in plain]),
+            counts={**{name: len(some) for name, some in answers.items()}, "plain": len(plain)},
+            examples={case.prompt: text for case, text in zip(self._facts[:EXAMPLES], texts, strict=False)},
+            right={name: [i for i, ok in some.items() if ok] for name, some in answers.items()},
         )
 
     def scores(self, weights: Weights) -> dict[str, list[float]]:
@@ -375,7 +277,7 @@ class GateProbe:
         return [call.name for call in calls] == [name]
 
     def _greedy(self, prompts: Sequence[Sequence[int]], weights: Weights) -> list[Reply]:
-        return self._policy.sample(prompts, max_tokens=self._max_tokens, temperature=0.0, weights=weights)
+        return self._policy.sample(prompts, max_tokens=MAX_TOKENS, temperature=0.0, weights=weights)
 
 
 def _ask(policy: Policy, question: str) -> list[int]:

@@ -18,8 +18,6 @@ engine, p base model, q teacher (hint in context), S and Q whole distributions, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -32,8 +30,6 @@ MAX_LOG_RATIO = 20.0
 #: Stands for log 0. exp(-1e4) is exactly 0 in float64, and 0 times its difference from any log-probability is
 #: 0, not NaN.
 LOG_ZERO = -1e4
-#: A hint whose effect at a position has less variance than this (nats²) asks for nothing there.
-LEAST_ASKED = 1e-8
 #: Largest log-mass a support may claim, so that the tail bin keeps a finite log-probability (about log 1e-7).
 MAX_SUPPORT_LOG_MASS = -1e-7
 
@@ -259,108 +255,6 @@ def _kl(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return (left.exp() * (left - right)).sum(dim=-1)
 
 
-@dataclass(frozen=True, slots=True)
-class Residual:
-    """Share of the learnt change that a base-model teacher keeps.
-
-    Attributes:
-        on_hint: share of the learnt change that is kept on what the hint asks for, in [0, 1).
-        off_hint: share kept on all else, in [0, 1].
-        min_p: in [0, 1): tokens below this share of the likeliest token's probability in every distribution lose
-            `IMPLAUSIBLE` nats; 0: none.
-    """
-
-    on_hint: float = 0.0
-    off_hint: float = 0.0
-    min_p: float = 0.0
-
-    @classmethod
-    def even(cls, share: float) -> Residual:
-        """The same share of everything."""
-        return cls(on_hint=share, off_hint=share)
-
-    def __bool__(self) -> bool:
-        return bool(self.on_hint or self.off_hint)
-
-
-#: Nats that a token loses which neither the base model, with the hint or without, nor the policy holds for plausible.
-IMPLAUSIBLE = 1.0
-#: A teacher that knows the hint and nothing else.
-NO_RESIDUAL = Residual()
-
-
-def with_residual(
-    hinted: torch.Tensor, base: torch.Tensor, student: torch.Tensor, residual: Residual
-) -> torch.Tensor:
-    """Logits of a teacher that knows the hint and remembers part of what was learnt, [..., V].
-
-    With ``l = S - P`` (learnt) and ``d = hinted - P`` (what the hint asks for) in log-probabilities, the learnt part that lies
-    along the hint is ``c d`` (see :func:`share_along`): ``hinted + off_hint (l - c d) + on_hint c d``. With one share λ of both,
-    which needs no direction, it is ``hinted + λ l``.
-
-    A base model with a hint in context knows nothing of earlier hints, and distilling it takes back what they taught: two wishes
-    that are complained about in turn end at half the effect of each. Where the mean effect of the hints is d (hinted less base,
-    in log-probabilities), the student comes to rest at ``base + d / (1 - λ)``: with λ = ½ two wishes in turn have their whole
-    effect each, and one alone twice its own. Below 1 that is bounded; at 1 nothing would ever rest. The arithmetic on
-    log-probabilities is that of DExperts and proxy tuning (Liu et al. 2021, 2024).
-
-    Args:
-        hinted: [..., V] logits of the base model with the hint in context.
-        base: [..., V] its logits without; student: the policy's before the update, without.
-        residual: the shares. What lies along the hint is bounded by 1 / (1 - on_hint) times its effect; what does not is taken back
-            by no complaint where off_hint is 1, only by hints about it, anchors and the penalty.
-    """
-    wide, s, p = widen(hinted), log_distribution(student), log_distribution(base)
-    learnt = s - p
-    if residual.on_hint == residual.off_hint:
-        return unlearnt(wide + residual.off_hint * learnt, (wide, s, p), residual.min_p)
-    h = log_distribution(hinted)
-    weight = 0.5 * (s.exp() + h.exp())
-    learnt, asked = _centred(learnt, weight), _centred(h - p, weight)
-    bound = 2.0 / (1.0 - min(residual.on_hint, 0.99))
-    along = share_along(learnt, asked, weight, bound=bound) * asked
-    taught = wide + residual.off_hint * (learnt - along) + residual.on_hint * along
-    return unlearnt(taught, (wide, s, p), residual.min_p)
-
-
-def unlearnt(logits: torch.Tensor, parts: Sequence[torch.Tensor], min_p: float) -> torch.Tensor:
-    """Logits [..., V] with `IMPLAUSIBLE` nats less on tokens that in none of the parts (logits) are ``min_p`` times as likely as its likeliest.
-
-    A difference of log-probabilities says nothing of tokens that both hold for nonsense, and where the base model is not at home, in
-    the middle of a style that was learnt, sums of them put mass on such tokens: halves of words, the capital in place of the
-    currency. Distilled, that is how facts wear away. Contrastive decoding has the same trouble and the same remedy, there without
-    mercy (the plausibility constraint of Li et al. 2023). What one of the parts would say is left alone: a cut among all that the
-    teacher itself holds for unlikely takes explicit wishes for the opposite with it (measured: .54 obeyed where this has .96), and so do
-    more nats here on some seeds (2: .62).
-    """
-    if not min_p:
-        return logits
-    is_nonsense = torch.ones_like(logits, dtype=torch.bool)
-    for part in parts:
-        is_nonsense &= part < part.max(dim=-1, keepdim=True).values + math.log(min_p)
-    return torch.where(is_nonsense, logits - IMPLAUSIBLE, logits)
-
-
-def share_along(
-    learnt: torch.Tensor, asked: torch.Tensor, weight: torch.Tensor, *, bound: float
-) -> torch.Tensor:
-    """How many times what a hint asks for has been learnt already: ``c = <l, d> / <d, d>``, [..., 1], within ±bound.
-
-    Where the hint asks for next to nothing c means nothing, and times d it would put thousands of nats on tokens of negligible probability:
-    hence the bound. It lies beyond where learning along the hint comes to rest, so that what is past it is still pulled back.
-
-    Args:
-        learnt, asked: l and d [..., V], both of mean 0 under ``weight`` [..., V].
-    """
-    product = (weight * learnt * asked).sum(dim=-1, keepdim=True)
-    size = (weight * asked.square()).sum(dim=-1, keepdim=True)
-    return (product / size.clamp(min=LEAST_ASKED)).clamp(-bound, bound)
-
-
-def _centred(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return values - (weight * values).sum(dim=-1, keepdim=True)
-
-
 def likeliest(logprobs: torch.Tensor, size: int) -> torch.Tensor:
     """Ids of the ``size`` likeliest tokens, [..., K], K = min(size, V): the choice has no gradient.
 
@@ -428,16 +322,3 @@ def sdpo_token_loss(
         logprobs: s [...]; trainer_logprobs: o [...].
     """
     return divergence * importance_weight(logprobs, trainer_logprobs, cap=cap)
-
-
-def topk_overlap(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Share of ``left``'s token ids that ``right`` holds too, [...] in [0, 1].
-
-    Low overlap of the student's and teacher's likeliest tokens means that the hint changed the subject, not
-    the answer.
-
-    Args:
-        left: [..., K] token ids, all different; right: [..., J] token ids.
-    """
-    found = (left.unsqueeze(-1) == right.unsqueeze(-2)).any(dim=-1)
-    return found.to(torch.float32).mean(dim=-1)

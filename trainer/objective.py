@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any, Literal, Self, cast
 
 import torch
@@ -42,11 +41,7 @@ from trainer.losses import (
     sdpo_token_loss,
     staleness_weight,
     support_divergence,
-    topk_overlap,
 )
-
-#: Size of the token sets whose overlap is reported when the divergence is over the whole vocabulary.
-OVERLAP_TOP_K = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +206,7 @@ class _Positions:
     piece: int = 0  #: number of the piece
 
 
-_Read = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+_Read = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def compute_loss(
@@ -240,12 +235,11 @@ def compute_loss(
     Returns:
         The scalar to minimise (0, with gradient 0, where nothing is live), and metrics as floats:
         ``loss policy_loss directive_loss kl_base_k2 kl_base_k3 kl_base kl_step ratio_mean ratio_max clip_fraction
-        staleness_mean entropy teacher_shift topk_overlap live_samples effective_samples live_tokens policy_tokens
+        staleness_mean teacher_shift live_samples effective_samples live_tokens policy_tokens
         directive_tokens reported_tokens``.
         Losses are as they enter the total; all others are unweighted means over the live tokens, in nats
-        where they have a unit: ``clip_fraction`` over ``policy_tokens`` (with an advantage), ``topk_overlap`` over
-        ``directive_tokens`` (with a teacher), ``teacher_shift`` over ``reported_tokens`` (of those, where the teacher
-        reports the token). What a batch does not measure (no base, no teacher, no advantages) is absent,
+        where they have a unit: ``clip_fraction`` over ``policy_tokens`` (with an advantage), ``teacher_shift`` over
+        ``reported_tokens`` (where a teacher reports the token). What a batch does not measure (no base, no teacher, no advantages) is absent,
         not 0. ``kl_step`` is KL(o‖s), for the trust region; ``kl_base`` KL(s‖p). Both weigh each token by how likely it was under o
         and s instead of b, at most ``staleness_cap``: without, one token that an older version sampled and that o or s has unlearnt
         adds dozens of nats to the sum. ``teacher_shift`` is mean |q - o| over tokens the teacher reports.
@@ -298,8 +292,7 @@ def compute_support_loss(
         live_samples: see :func:`compute_loss`.
 
     Returns:
-        As :func:`compute_loss`; ``entropy`` is the mean surprise of the completion's tokens, an estimate, and there is no
-        ``topk_overlap``.
+        As :func:`compute_loss`.
 
     Raises:
         ValueError: as :func:`compute_loss`; a teacher without the student's numbers for its tokens.
@@ -334,9 +327,7 @@ def compute_support_loss(
         is_completion = batch.support_ids.flatten(0, 1)[place] == ids[here]
         of_completion = torch.where(is_completion, teacher, 0.0).sum(dim=-1)
         teacher_logprobs[here] = torch.where(is_completion.any(dim=-1), of_completion, math.nan)
-    unknown = torch.full_like(teacher_logprobs, math.nan)
-    read = (own, divergence, -own.detach(), teacher_logprobs, unknown)
-    return _total(objective, batch, at, alphas, read, live_samples)
+    return _total(objective, batch, at, alphas, (own, divergence, teacher_logprobs), live_samples)
 
 
 class _Live:
@@ -376,7 +367,7 @@ def _total(
     live_samples: float | None,
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """Return the loss and the metrics from the student's values."""
-    logprobs, divergence, entropy, teacher_logprobs, overlap = read
+    logprobs, divergence, teacher_logprobs = read
     before, base, advantages, live, flat = at.before, at.base, at.advantages, at.mask, at.flat
     sequences = float(at.rows.sum()) if live_samples is None else float(live_samples)
     weight = batch.sample_weight.to(at.dtype)
@@ -412,7 +403,7 @@ def _total(
         }
         ratio = (logprobs - before).exp()
         if flat.numel():
-            metrics |= _token_metrics(at, logprobs, ratio, stale, entropy)
+            metrics |= _token_metrics(at, logprobs, ratio, stale)
         in_policy = at.policy_mask.reshape(-1)[flat]
         if bool(in_policy.any()):
             metrics |= {
@@ -422,15 +413,13 @@ def _total(
             }
         if alphas:
             metrics["directive_loss"] = directive_loss
-            metrics |= _directive_metrics(
-                directive_mask.reshape(-1)[flat], teacher_logprobs - before, overlap
-            )
+            metrics |= _directive_metrics(directive_mask.reshape(-1)[flat], teacher_logprobs - before)
         values = torch.stack([value.detach().double() for value in metrics.values()]).tolist()
     return loss, dict(zip(metrics, values, strict=True))
 
 
 def _token_metrics(
-    at: _Live, logprobs: torch.Tensor, ratio: torch.Tensor, stale: torch.Tensor, entropy: torch.Tensor
+    at: _Live, logprobs: torch.Tensor, ratio: torch.Tensor, stale: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """Means over the live tokens; all arguments [N]."""
     metrics = {
@@ -438,7 +427,6 @@ def _token_metrics(
         "ratio_mean": ratio.mean(),
         "ratio_max": ratio.max(),
         "staleness_mean": stale.mean(),
-        "entropy": entropy.mean(),
     }
     if at.base is not None:
         k3 = kl_k3(logprobs, at.base)
@@ -464,21 +452,16 @@ def _clip_fraction(
     return clipped[in_policy & (advantages != 0)].to(ratio.dtype).sum() / in_policy.sum()
 
 
-def _directive_metrics(
-    taught: torch.Tensor, difference: torch.Tensor, overlap: torch.Tensor
-) -> dict[str, torch.Tensor]:
+def _directive_metrics(taught: torch.Tensor, difference: torch.Tensor) -> dict[str, torch.Tensor]:
     """Metrics of the tokens with a teacher.
 
     Args:
         taught: [N] bool, the tokens with a teacher.
         difference: [N] q - o; NaN where the teacher does not report the token.
-        overlap: [N] share of the student's top k in the teacher's; NaN where it was not measured.
     """
     shift = difference[taught].abs()
     known = ~shift.isnan()
     metrics = {"directive_tokens": taught.sum()}
-    if not bool(overlap[taught].isnan().any()):
-        metrics["topk_overlap"] = overlap[taught].mean()
     if bool(known.any()):
         metrics["teacher_shift"] = shift[known].mean()
         metrics["reported_tokens"] = known.sum()
@@ -561,8 +544,8 @@ def _read(
         )
     if not parts:
         return reader(flat_logits, positions)
-    first, second, third, fourth, fifth = (torch.cat(column) for column in zip(*parts, strict=True))
-    return first, second, third, fourth, fifth
+    first, second, third = (torch.cat(column) for column in zip(*parts, strict=True))
+    return first, second, third
 
 
 def _reader(
@@ -578,7 +561,7 @@ def _reader(
     support_logprobs = None if batch.support_logprobs is None else batch.support_logprobs.flatten(0, 1)
 
     def read_piece(logits: torch.Tensor, at: _Positions) -> _Read:
-        """Log-probabilities s, divergence from the teacher, entropy, q of the token, top-K overlap; all [N].
+        """Log-probabilities s, divergence from the teacher, q of the token; all [N].
 
         Positions without a teacher have divergence 0 (they are masked) and NaN for the teacher's
         value. What needs a gradient comes first: the second pass over a checkpointed piece ends there, and
@@ -589,8 +572,6 @@ def _reader(
         logprobs = student.gather(-1, at.ids.unsqueeze(-1)).squeeze(-1)
         divergence = torch.zeros_like(logprobs)
         teacher_logprobs = torch.full_like(logprobs.detach(), math.nan)
-        overlap = torch.full_like(teacher_logprobs, math.nan)
-        compare: list[tuple[torch.Tensor, torch.Tensor, Callable[[], torch.Tensor]]] = []
 
         for code, alpha in enumerate(alphas):
             here = (at.divergence == code).nonzero().squeeze(-1)
@@ -610,12 +591,11 @@ def _reader(
                 teacher = log_distribution(raw.to(some.device, some.dtype), at.temperature[here])
                 # A token this teacher rules out is a disagreement, not an unused slot of a support.
                 teacher = teacher.clamp(min=LOG_ZERO)
-                mine = likeliest(some, objective.top_k or OVERLAP_TOP_K)
                 if objective.top_k is None:
                     values = generalized_jsd(some, teacher, alpha)
                 else:
-                    support = (
-                        mine if objective.support_of == "student" else likeliest(teacher, objective.top_k)
+                    support = likeliest(
+                        some if objective.support_of == "student" else teacher, objective.top_k
                     )
                     on_support = teacher.gather(-1, support)
                     if teacher_logits is None:
@@ -624,24 +604,17 @@ def _reader(
                         some, support, on_support, alpha=alpha, mass=objective.support_mass
                     )
                 teacher_logprobs[here] = teacher.gather(-1, ids).squeeze(-1)
-                compare.append((here, mine, partial(likeliest, teacher, mine.shape[-1])))
             else:
                 assert support_ids is not None
                 assert support_logprobs is not None
                 indices = support_ids[at.flat[here]]
                 reported = support_logprobs[at.flat[here]].to(some.dtype)
-                mine = likeliest(some, indices.shape[-1])
                 values = support_divergence(some, indices, reported, alpha=alpha, mass=objective.support_mass)
                 used = indices.masked_fill(torch.isneginf(reported), -1)
                 is_completion = used == ids
                 of_completion = torch.where(is_completion, reported, 0.0).sum(dim=-1)
                 teacher_logprobs[here] = torch.where(is_completion.any(dim=-1), of_completion, math.nan)
-                compare.append((here, mine, used.detach))
             divergence = divergence.index_put((here,), values)
-
-        entropy = torch.special.entr(student.detach().exp()).sum(dim=-1)
-        for here, mine, theirs in compare:
-            overlap[here] = topk_overlap(mine, theirs()).to(overlap.dtype)
-        return logprobs, divergence, entropy, teacher_logprobs, overlap
+        return logprobs, divergence, teacher_logprobs
 
     return read_piece

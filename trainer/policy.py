@@ -1,4 +1,4 @@
-"""The policy as the trainer holds it: one base model, one trainable LoRA adapter, its EMA, its optimizer.
+"""The policy as the trainer holds it: one base model, one trainable LoRA adapter, its optimizer.
 
 Rules of the room:
 - Only this file calls a model. It knows tokens and weights; it does not know methods, verdicts or turns.
@@ -39,29 +39,24 @@ from transformers.utils import logging as transformers_logging
 from serving.embedded.devices import usable_device
 from serving.prompt_window import window_of
 from store.errors import AdapterError, AlignmentError, ConfigError, GateRejected
-from store.learning import DEFAULTS
 from store.manifest import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from trainer.batch import GREEDY_BELOW, cheapest_parts
 from trainer.checkpoint import TRAINER_STATE
 from trainer.cost import Speed
 from trainer.decoding import Decoder, MergedDecoder, NetworkDecoder, largest_difference, supports
-from trainer.losses import Residual, likeliest, topk_overlap, with_residual
 from trainer.memory_plan import MOST_ON_CPU, MOST_TOKENS, Sizes, TrainingMemoryPlan, free_bytes, plan_memory
 from trainer.out_of_memory import in_halves
-from trainer.protocol import LEAST_SHIFT, Change
-from trainer.protocol import HintScore as HintScore
 from trainer.protocol import Reply as Reply
+from trainer.protocol import TeacherScore
 from trainer.protocol import Weights as Weights
 from trainer.texts import Texts, check_folder, end_ids, first_line, load_tokenizer
 
 #: Models smaller than this are held in float32, larger ones in bfloat16 with gradient checkpointing.
 FLOAT32_BELOW = 200_000_000
-#: Weight of the newest adapter in the moving average, per optimizer step (SDPO; 3-step memory of about 20 steps).
-EMA_RATE = 0.05
 #: Largest gradient norm; what is above is scaled down to it.
 MAX_GRADIENT_NORM = 1.0
-#: AdamW's second moment: a shorter memory than the usual .999, since steps are few and far between.
-BETA2 = 0.99
+#: AdamW's moments: the second one has a shorter memory than the usual .999, since steps are few.
+BETA1, BETA2 = 0.9, 0.99
 #: Rows generated at a time.
 SAMPLE_ROWS = 32
 #: Padded prompt tokens generated from at a time, for the sake of the cache (8 B parameters: 150 kB a token).
@@ -71,8 +66,6 @@ _SAMPLE_ROOM = 32_768
 _SAMPLE_TOKENS = 1_024
 #: When at most this share of the rows goes on, the others are taken out of the batch.
 _KEPT_SHARE = 0.75
-#: Padded tokens of one pass that measures a spread.
-_SPREAD_TOKENS = 8_192
 #: Up to this many tokens in the vocabulary, whole logits are made; beyond it those of so many positions at a time.
 WHOLE_VOCABULARY, POSITIONS = 8_192, 256
 #: Numbers in the logits that are made at a time, at most (64 MiB in float32; a few such tensors live at once).
@@ -83,8 +76,6 @@ _MERGED_TOLERANCE = 1e-4
 _WIDE_HEAD_SHARE = 0.2
 #: Rows of the larger decoding step that is measured, and how often each operation is.
 _DECODE_ROWS, _MEASUREMENTS = 16, 3
-#: Readings of the base model that are kept: `changes` compares many contexts with the same one.
-_KEPT_HIDDEN = 4
 _ADAPTER = "default"
 
 
@@ -96,8 +87,6 @@ class LocalPolicy(Texts):
         rank: of the LoRA matrices on every linear layer but the output layer; alpha is twice the rank, so that the update's
             scale does not depend on the rank.
         learning_rate: of AdamW, without weight decay: LoRA is already a bound on how far weights can go.
-        beta1: of AdamW: how much of the direction of the last steps is kept.
-        update_clip: most that a step moves a tensor, in learning rates, as the root mean square of its entries; 0: no bound.
         seed: of the adapter's initial weights.
         teacher: another model to teach with the hint in context; empty: none is loaded.
         device: "auto" or a torch device.
@@ -119,8 +108,6 @@ class LocalPolicy(Texts):
         *,
         rank: int,
         learning_rate: float,
-        beta1: float = DEFAULTS.adam_beta1,
-        update_clip: float = DEFAULTS.update_clip,
         seed: int = 0,
         teacher: str = "",
         device: str = "auto",
@@ -130,7 +117,6 @@ class LocalPolicy(Texts):
     ) -> None:
         self.at_boundary: Callable[[], None] = _go_on
         self._parked: dict[nn.Parameter, Tensor] = {}
-        self._base_hidden: dict[tuple[Any, Any], tuple[Tensor, Tensor]] = {}
         self.device = usable_device(device)
         self.name = model
         super().__init__(model)
@@ -144,11 +130,12 @@ class LocalPolicy(Texts):
             getattr(network.generation_config, "eos_token_id", None),
             getattr(network.config, "eos_token_id", None),
         )
+        #: What the model's makers sample at; 1 where they do not say.
+        self.sampling_temperature = float(getattr(network.generation_config, "temperature", None) or 1.0)
         self._pad = int(self.tokenizer.pad_token_id or 0)
         self._head_checked: set[int] = set()
         self._wide_heads: dict[Tensor, Tensor | None] = {}
         self._learning_rate = learning_rate
-        self._beta1, self._update_clip = beta1, update_clip
         #: Of the model itself; `max_context` is what can be trained on here.
         self.model_context = self.max_context
         self.memory = self._plan_memory(network, rank, memory_bytes)
@@ -258,7 +245,7 @@ class LocalPolicy(Texts):
         return seconds(lambda: self._head(self._network, sampler.step(ids[:, 0])))
 
     def _wrap(self, network: Any, config: LoraConfig, seed: int) -> None:
-        """Put a fresh adapter of that form on the bare network, with fresh moments and average."""
+        """Put a fresh adapter of that form on the bare network, with fresh moments."""
         if network.is_activation_checkpointing:  # from an adapter before; peft would add hooks we do not need
             network.activation_checkpointing_disable()
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -279,12 +266,11 @@ class LocalPolicy(Texts):
         self._start_afresh()
 
     def _start_afresh(self) -> None:
-        """Forget moments and average: the adapter as it is now is all there is."""
-        self._ema = {name: parameter.detach().clone() for name, parameter in self._trainable.items()}
+        """Forget the moments: the adapter as it is now is all there is."""
         self._optimizer = torch.optim.AdamW(
             list(self._trainable.values()),
             lr=self._learning_rate,
-            betas=(self._beta1, BETA2),
+            betas=(BETA1, BETA2),
             weight_decay=0.0,
             fused=True,
         )
@@ -460,89 +446,50 @@ class LocalPolicy(Texts):
         logprobs[mask] = torch.cat(pieces)
         return logprobs
 
-    @torch.no_grad()
-    def taught(
-        self,
-        hinted: Tensor,
-        plain: Tensor | None,
-        student: Tensor | None,
-        teacher: Weights,
-        residual: Residual,
-    ) -> Tensor:
-        """Logits [..., V] of a teacher who read a hint.
-
-        Args:
-            hinted: its hidden states [..., D] behind the hint.
-            plain: those of the base model without the hint; student: the student's logits [..., V] without the hint. Both are read
-                only where something is carried along.
-            residual: how much of what was learnt so far is added to the base model; see `trainer.losses.with_residual`. No other
-                teacher does.
-        """
-        logits = self.logits(hinted, teacher)
-        if not self.keeps_residual(teacher, residual):
-            return logits
-        assert plain is not None
-        assert student is not None
-        return with_residual(logits, self.logits(plain, Weights.BASE), student, residual)
-
-    @staticmethod
-    def keeps_residual(teacher: Weights, residual: Residual) -> bool:
-        """Whether this teacher carries anything along."""
-        return bool(residual) and teacher is Weights.BASE
-
-    @torch.no_grad()
-    def score_with_hint(
+    def teacher_scores(
         self,
         prompts: Sequence[Sequence[int]],
-        hinted: Sequence[Sequence[int]],
         responses: Sequence[Sequence[int]],
+        weights: Weights,
         *,
-        teacher: Weights,
-        residual: Residual,
         temperature: Sequence[float],
         top_k: int,
-    ) -> list[HintScore]:
-        """What a teacher who read the hints says of each response, in one pass; see `taught`.
+    ) -> list[TeacherScore]:
+        """What these weights say along each response: of its tokens, and of their ``top_k`` likeliest ones.
 
         Args:
             temperature: [B], of the log-probabilities.
-            top_k: size of the token sets whose overlap is measured.
         """
-        rows = list(zip(prompts, hinted, responses, temperature, strict=True))
-        return in_halves(rows, lambda some: self._score_with_hint(some, teacher, residual, top_k))
+        rows = list(zip(prompts, responses, temperature, strict=True))
+        return in_halves(rows, lambda some: self._teacher_scores(some, weights, top_k))
 
-    def _score_with_hint(
-        self,
-        rows: Sequence[tuple[Sequence[int], Sequence[int], Sequence[int], float]],
-        teacher: Weights,
-        residual: Residual,
-        top_k: int,
-    ) -> list[HintScore]:
-        prompts, hinted, responses = [r[0] for r in rows], [r[1] for r in rows], [r[2] for r in rows]
-        targets = _padded(responses, max(map(len, responses)), 0).to(self.device)
-        heat = torch.tensor([row[3] for row in rows], device=self.device)[:, None, None]
-        logprobs, overlap = [], []
+    @torch.no_grad()
+    def _teacher_scores(
+        self, rows: Sequence[tuple[Sequence[int], Sequence[int], float]], weights: Weights, top_k: int
+    ) -> list[TeacherScore]:
         self.at_boundary()
-        theirs, _ = self.response_hidden(hinted, responses, teacher)
-        own, _ = self.response_hidden(prompts, responses)
-        plain = None
-        if self.keeps_residual(teacher, residual):
-            plain, _ = self.response_hidden(prompts, responses, Weights.BASE)
-        for at in self._pieces(*theirs.shape[:2]):
-            student = self.logits(own[:, at])
-            logits = self.taught(
-                theirs[:, at], None if plain is None else plain[:, at], student, teacher, residual
-            )
-            distribution = torch.log_softmax(logits / heat, dim=-1)
-            logprobs.append(distribution.gather(-1, targets[:, at, None]).squeeze(-1))
-            overlap.append(topk_overlap(likeliest(student, top_k), likeliest(logits, top_k)).float())
-        whole, shared = torch.cat(logprobs, dim=1), torch.cat(overlap, dim=1)
+        hidden, mask = self.response_hidden([row[0] for row in rows], [row[1] for row in rows], weights)
+        heat = torch.tensor([row[2] for row in rows], device=self.device)[:, None].expand(mask.shape)[mask]
+        ids = torch.tensor([token for row in rows for token in row[1]], device=self.device)
+        flat = hidden[mask]
+        own, places, values = [], [], []
+        for start in range(0, len(flat), self.positions):
+            piece = slice(start, start + self.positions)
+            logits = self.logits(flat[piece], weights) / heat[piece, None]
+            total = torch.logsumexp(logits, dim=-1, keepdim=True)
+            own.append(logits.gather(-1, ids[piece, None]) - total)
+            top = logits.topk(min(top_k, logits.shape[-1]), dim=-1)
+            places.append(top.indices)
+            values.append(top.values - total)
+        lengths = [len(row[1]) for row in rows]
         return [
-            HintScore(
-                logprobs=tuple(whole[row, : len(response)].tolist()),
-                overlap=float(shared[row, : len(response)].mean()),
+            TeacherScore(logprobs=q.squeeze(-1), support_ids=support, support_logprobs=top)
+            for q, support, top in zip(
+                torch.split(torch.cat(own), lengths),
+                torch.split(torch.cat(places), lengths),
+                torch.split(torch.cat(values), lengths),
+                strict=True,
             )
-            for row, response in enumerate(responses)
         ]
 
     @property
@@ -554,101 +501,6 @@ class LocalPolicy(Texts):
     def positions(self) -> int:
         """Positions whose logits are made at a time."""
         return min(POSITIONS, max(16, _LOGITS // self.vocabulary_size))
-
-    def _pieces(self, rows: int, columns: int) -> Iterator[slice]:
-        """Columns whose logits are held at a time."""
-        step = max(1, self.positions // rows) if self.is_wide else columns
-        for start in range(0, columns, step):
-            yield slice(start, start + step)
-
-    @torch.no_grad()
-    def entropy_and_kl(
-        self,
-        prompts: Sequence[Sequence[int]],
-        responses: Sequence[Sequence[int]],
-        weights: Weights,
-        *,
-        kl: bool,
-    ) -> tuple[list[float], list[float]]:
-        """Mean entropy and KL to base along each response, nats a token; KL is 0 where it is not asked for."""
-        entropies, divergences = [], []
-        longest = max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True))
-        rows = max(1, _SPREAD_TOKENS // longest)
-        for start in range(0, len(responses), rows):
-            self.at_boundary()
-            asked = prompts[start : start + rows], responses[start : start + rows]
-            own, mask = self.response_hidden(*asked, weights)
-            base = self.response_hidden(*asked, Weights.BASE)[0] if kl else None
-            entropy, divergence = [], []
-            for at in self._pieces(*mask.shape):
-                s = torch.log_softmax(self.logits(own[:, at], weights), dim=-1)
-                entropy.append(torch.special.entr(s.exp()).sum(dim=-1))
-                if base is not None:
-                    p = torch.log_softmax(self.logits(base[:, at], Weights.BASE), dim=-1)
-                    divergence.append((s.exp() * (s - p)).sum(dim=-1))
-            for row, live in enumerate(mask):
-                entropies.append(float(torch.cat(entropy, dim=1)[row][live].mean()))
-                divergences.append(float(torch.cat(divergence, dim=1)[row][live].mean()) if kl else 0.0)
-        return entropies, divergences
-
-    @property
-    def sees_distributions(self) -> bool:
-        """Whether `changes` sees more than the response's own tokens."""
-        return True
-
-    @torch.no_grad()
-    def changes(
-        self,
-        before: Sequence[Sequence[int]],
-        after: Sequence[Sequence[int]],
-        responses: Sequence[Sequence[int]],
-        *,
-        before_weights: Weights = Weights.BASE,
-        after_weights: Weights = Weights.BASE,
-    ) -> list[Change]:
-        """How the distributions along each response differ between two prompts, or two sets of weights."""
-        found: list[Change] = []
-        longest = max(
-            len(p) + len(r) for prompts in (before, after) for p, r in zip(prompts, responses, strict=True)
-        )
-        rows = max(1, _SPREAD_TOKENS // longest)
-        for start in range(0, len(responses), rows):
-            self.at_boundary()
-            part = responses[start : start + rows]
-            first, mask = self._hidden_once(before[start : start + rows], part, before_weights)
-            second, _ = self.response_hidden(after[start : start + rows], part, after_weights)
-            peaks = torch.zeros(mask.shape[0], device=self.device)
-            shifts: list[dict[tuple[int, int], float]] = [{} for _ in part]
-            for at in self._pieces(*mask.shape):
-                p = torch.log_softmax(self.logits(first[:, at], before_weights), dim=-1)
-                q = torch.log_softmax(self.logits(second[:, at], after_weights), dim=-1)
-                live = mask[:, at]
-                middle = torch.logaddexp(p, q) - math.log(2)
-                p_sure, q_sure = p.exp(), q.exp()
-                divergence = 0.5 * (p_sure * (p - middle) + q_sure * (q - middle)).sum(dim=-1)
-                peaks = torch.maximum(peaks, torch.where(live, divergence, 0.0).max(dim=-1).values)
-                moved = torch.where(live[..., None], q_sure - p_sure, 0.0)
-                places = (moved.abs() >= LEAST_SHIFT).nonzero()
-                values = moved[tuple(places.T)].tolist()
-                for (row, column, token), value in zip(places.tolist(), values, strict=True):
-                    shifts[row][at.start + column, token] = value
-            found += [
-                Change(peak=peak, shifts=shift) for peak, shift in zip(peaks.tolist(), shifts, strict=True)
-            ]
-        return found
-
-    def _hidden_once(
-        self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], weights: Weights
-    ) -> tuple[Tensor, Tensor]:
-        """As :meth:`response_hidden`; what the base model, which never changes, reads again and again is kept."""
-        if weights is not Weights.BASE:
-            return self.response_hidden(prompts, responses, weights)
-        key = (tuple(map(tuple, prompts)), tuple(map(tuple, responses)))
-        if key not in self._base_hidden:
-            while len(self._base_hidden) >= _KEPT_HIDDEN:
-                del self._base_hidden[next(iter(self._base_hidden))]
-            self._base_hidden[key] = self.response_hidden(prompts, responses, weights)
-        return self._base_hidden[key]
 
     def _pack(
         self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
@@ -721,15 +573,6 @@ class LocalPolicy(Texts):
                 yield
             finally:
                 self._peft.base_model.enable_adapter_layers()
-        elif weights is Weights.EMA:
-            own = {name: parameter.data for name, parameter in self._trainable.items()}
-            for name, parameter in self._trainable.items():
-                parameter.data = self._ema[name]
-            try:
-                yield
-            finally:
-                for name, parameter in self._trainable.items():
-                    parameter.data = own[name]
         else:
             yield
 
@@ -865,20 +708,8 @@ class LocalPolicy(Texts):
             if gradient is not None:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
-    def position(self) -> dict[str, Tensor]:
-        """Copies of the weights and their moving average in main memory, for `move_between`."""
-        state = {f"weight/{name}": _copied(parameter) for name, parameter in self._trainable.items()}
-        return state | {f"ema/{name}": _copied(value) for name, value in self._ema.items()}
-
-    @torch.no_grad()
-    def move_between(self, start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: float) -> None:
-        """Be at so large a share of the way between two positions; moments stay what they are."""
-        for name, parameter in self._trainable.items():
-            parameter.copy_(torch.lerp(start[f"weight/{name}"], end[f"weight/{name}"], share))
-            self._ema[name].copy_(torch.lerp(start[f"ema/{name}"], end[f"ema/{name}"], share))
-
     def apply_gradients(self) -> float:
-        """One AdamW step with the accumulated gradients (clipped), then the moving average. Gives the norm before clipping.
+        """One AdamW step with the accumulated gradients (clipped); gives the norm before clipping.
 
         Raises:
             GateRejected: a gradient is not finite; weights and moments are untouched and the gradients are gone.
@@ -888,42 +719,19 @@ class LocalPolicy(Texts):
         if not math.isfinite(norm):
             self.drop_gradients()
             raise GateRejected("the gradient is not finite: no step was taken")
-        before = [p.detach().clone() for p in self._trainable.values()] if self._update_clip else []
         self._optimizer.step()
         self.drop_gradients()
-        with torch.no_grad():
-            if self._update_clip:
-                self._bound_update(before)
-            for name, parameter in self._trainable.items():
-                self._ema[name].lerp_(parameter, EMA_RATE)
         return norm
 
-    def _bound_update(self, before: list[Tensor]) -> None:
-        """Shorten what the last step did to each tensor to `update_clip` learning rates, root mean square.
-
-        Where a gradient grows after many small ones, the second moment lags and Adam's step is up to (1 - β₁) / sqrt(1 - β₂) rates
-        long: four at β₁ = .6 (Shazeer and Stern 2018, section 5; Wortsman et al. 2023).
-        """
-        most = self._update_clip * self._learning_rate
-        for parameter, old in zip(self._trainable.values(), before, strict=True):
-            moved = parameter - old
-            length = moved.square().mean().sqrt()
-            parameter.copy_(old + moved * (most / length.clamp(min=1e-30)).clamp(max=1.0))
-
-    def weaken(self, share: float) -> None:
-        """Be ``share`` times as far from the base model, in the space of weights; moments stay what they are.
-
-        Between a fine-tuned model and the one it came from lie models that have most of what was learnt and more of what was known
-        (Wortsman et al. 2022).
-        """
+    def scale(self, share: float) -> None:
+        """Be ``share`` times as far from the base model, in the space of weights; moments stay what they are."""
         with torch.no_grad():
             for name, parameter in self._trainable.items():
                 if "lora_B" in name:
                     parameter.mul_(share)
-                    self._ema[name].mul_(share)
 
     def park(self) -> None:
-        """Take the base model off the device, into main memory. Adapter, moments, average and gradients stay: they are small.
+        """Take the base model off the device, into main memory. Adapter, moments and gradients stay: they are small.
 
         Until `unpark` nothing may be computed. Frozen weights never change, so that leaving copies nothing after the first time.
         """
@@ -961,8 +769,8 @@ class LocalPolicy(Texts):
     # -- state
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Copies in main memory of all that a step changes: weights, moving average, moments, torch's random state."""
-        state = self.position()
+        """Copies in main memory of all that a step changes: weights, moments, torch's random state."""
+        state = {f"weight/{name}": _copied(parameter) for name, parameter in self._trainable.items()}
         for name, parameter in self._trainable.items():
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 state[f"adam.{key}/{name}"] = _copied(value)
@@ -975,11 +783,10 @@ class LocalPolicy(Texts):
         Raises:
             AdapterError: the state is of another adapter (names or shapes differ).
         """
-        for kind in ("weight", "ema"):
-            for name, parameter in self._trainable.items():
-                value = state.get(f"{kind}/{name}")
-                if value is None or value.shape != parameter.shape:
-                    raise AdapterError(f"the saved trainer state has no {kind} that fits {name}")
+        for name, parameter in self._trainable.items():
+            value = state.get(f"weight/{name}")
+            if value is None or value.shape != parameter.shape:
+                raise AdapterError(f"the saved trainer state has no weight that fits {name}")
         moments: dict[nn.Parameter, dict[str, Tensor]] = {}
         for key, value in state.items():
             kind, _, name = key.partition("/")
@@ -994,7 +801,6 @@ class LocalPolicy(Texts):
         with torch.no_grad():
             for name, parameter in self._trainable.items():
                 parameter.copy_(state[f"weight/{name}"])
-                self._ema[name].copy_(state[f"ema/{name}"])
         for parameter, moment in moments.items():
             self._optimizer.state[parameter] = moment
         if (rng := state.get("rng")) is not None:

@@ -17,19 +17,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from serving.prompt_window import PromptWindow
 from store.lifecycle import DropReason
-from store.values import AdapterVersion, Json, ScoredTurn
+from store.values import AdapterVersion, Json, ScoredTurn, Wish
 
 if TYPE_CHECKING:  # the trainer at rest loads no torch
     from torch import Tensor
-
-    from trainer.losses import Residual
 
 
 class Weights(StrEnum):
     """Whose weights answer."""
 
     STUDENT = "student"  #: base + the adapter being trained
-    EMA = "ema"  #: base + the adapter's moving average
     BASE = "base"  #: no adapter
     TEACHER = "teacher"  #: another model with the same vocabulary
 
@@ -49,35 +46,26 @@ class Reply:
     finished: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HintScore:
-    """A teacher's log-probabilities of one response, with the hint in its context.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TeacherScore:
+    """What a teacher says along one response, as far as it is known. Natural logs, at the sample's temperature.
 
     Attributes:
-        logprobs: [C] of the response's tokens; not finite where the teacher failed.
-        overlap: share of the student's likeliest tokens that are among the teacher's, mean over the response; None: not
-            measured.
+        logprobs: q [C], of the response's tokens.
+        support_ids: [C, K] int64, the teacher's likeliest tokens; None: only the response's tokens are known.
+        support_logprobs: [C, K] the teacher's; None with them.
     """
 
-    logprobs: tuple[float, ...]
-    overlap: float | None
+    logprobs: Tensor
+    support_ids: Tensor | None = None
+    support_logprobs: Tensor | None = None
 
-
-#: Smallest change of a token's probability that `Change.shifts` lists.
-LEAST_SHIFT = 0.005
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """How the next-token distributions along one response differ between two contexts or two sets of weights.
-
-    Attributes:
-        peak: largest Jensen-Shannon divergence of a position, nats.
-        shifts: probability after less before, by (position, token), where it is at least `LEAST_SHIFT` in size.
-    """
-
-    peak: float
-    shifts: Mapping[tuple[int, int], float]
+    def is_complete(self, count: int) -> bool:
+        """Whether it has a number for each of so many tokens, and for each token of the support (-inf: an unused slot)."""
+        if self.logprobs.shape != (count,) or not bool(self.logprobs.isfinite().all()):
+            return False
+        support = self.support_logprobs
+        return support is None or (len(support) == count and not bool(support.isnan().any()))
 
 
 class Policy(Protocol):
@@ -98,7 +86,9 @@ class Policy(Protocol):
     def vocabulary_size(self) -> int: ...
 
     @property
-    def sees_distributions(self) -> bool: ...
+    def sampling_temperature(self) -> float:
+        """What the makers of the model sample at; 1 where they do not say."""
+        ...
 
     def render(
         self,
@@ -130,36 +120,15 @@ class Policy(Protocol):
 
     def trained_logprobs(self, token_ids: Sequence[int]) -> list[float]: ...
 
-    def score_with_hint(
-        self,
-        prompts: Sequence[Sequence[int]],
-        hinted: Sequence[Sequence[int]],
-        responses: Sequence[Sequence[int]],
-        *,
-        teacher: Weights,
-        residual: Residual,
-        temperature: Sequence[float],
-        top_k: int,
-    ) -> list[HintScore]: ...
-
-    def changes(
-        self,
-        before: Sequence[Sequence[int]],
-        after: Sequence[Sequence[int]],
-        responses: Sequence[Sequence[int]],
-        *,
-        before_weights: Weights = Weights.BASE,
-        after_weights: Weights = Weights.BASE,
-    ) -> list[Change]: ...
-
-    def entropy_and_kl(
+    def teacher_scores(
         self,
         prompts: Sequence[Sequence[int]],
         responses: Sequence[Sequence[int]],
         weights: Weights,
         *,
-        kl: bool,
-    ) -> tuple[list[float], list[float]]: ...
+        temperature: Sequence[float],
+        top_k: int,
+    ) -> list[TeacherScore]: ...
 
     def is_finite(self) -> bool: ...
 
@@ -183,11 +152,22 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
-    """What the owner changed in one wording of the playbook: other words for it, "": it is left out, None: its wish is withdrawn."""
+class VersionJob:
+    """What a version is computed from.
 
-    turn_id: str
-    text: str | None
+    Attributes:
+        number: of the version.
+        turns: the batch.
+        served: accepted replies of the past that were served with wishes in their prompt, the newest first.
+        recent: values of earlier verdicts, oldest first.
+        wishes: the active ones, oldest first.
+    """
+
+    number: int
+    turns: Sequence[ScoredTurn]
+    served: Sequence[ScoredTurn] = ()
+    recent: Sequence[int] = ()
+    wishes: Sequence[Wish] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +195,9 @@ class Outcome:
         written: the version on disk, published or rejected; None when no turn had anything to teach.
         rejected: what the gate says against it; empty: it may be published.
         reason: in one sentence, what the version was made of.
+        used: ids of the turns that its samples are of.
+        merged: (kept, merged into it): wishes that do the same to the model, by wish_id.
+        measures: what was measured of each wish, by wish_id.
     """
 
     refused: Mapping[str, TurnRefusal]
@@ -223,6 +206,9 @@ class Outcome:
     rejected: tuple[str, ...] = ()
     reason: str = ""
     metrics: Json = field(default_factory=dict)
+    used: tuple[str, ...] = ()
+    merged: tuple[tuple[int, int], ...] = ()
+    measures: Mapping[int, Json] = field(default_factory=dict)
 
 
 class AttemptPhase(NamedTuple):
@@ -257,37 +243,10 @@ class VersionTrainer(Protocol):
         """Raise UpstreamError when an attempt would fail whatever the turns are: a training server is away."""
         ...
 
-    def draw_replay(self, turns: Sequence[ScoredTurn]) -> tuple[str, ...]: ...
-
-    @property
-    def remembered(self) -> tuple[str, ...]:
-        """Ids of the past turns whose words the playbook is made of."""
-        ...
-
-    def is_due(self, edits: Sequence[Edit] = ()) -> bool:
-        """Whether a version is to be made although no turn asks for one: a withdrawn wish is to be unlearnt."""
-        ...
-
-    def attempt(
-        self,
-        turns: Sequence[ScoredTurn],
-        replay: Sequence[ScoredTurn],
-        recent: Sequence[int],
-        number: int,
-        remembered: Sequence[ScoredTurn] = (),
-        edits: Sequence[Edit] = (),
-    ) -> Outcome: ...
+    def attempt(self, job: VersionJob) -> Outcome: ...
 
     def state(self) -> Json:
         """What the next attempt depends on beside the version it starts from, its turns and the settings."""
-        ...
-
-    def resume(self, state: Json) -> None:
-        """Let the next attempt be as it was when `state` returned this."""
-        ...
-
-    def count_rejections(self, count: int) -> None:
-        """So many attempts from this version were rejected before this process: go on as after them."""
         ...
 
     def commit(self, number: int) -> None: ...

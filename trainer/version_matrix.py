@@ -1,7 +1,7 @@
 """Versions by probes: fixed prompts answered greedily by each version, compared prompt by prompt. The comparison is pure.
 
-The gate compares a version with the base model and its parent, so a loss of little at each version passes. Here the first version of a list is compared with
-every later one: a probe drifts when its difference over the whole list is certain, and slowly when no step from one version to the next is.
+The gate asks few prompts and lets one of each kind fail, so a small loss passes. Here all prompts are asked, and the first version of a list is compared
+with every later one: a probe drifts when its difference over the whole list is certain, and slowly when no step from one version to the next is.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def measure_versions(settings: Settings, folders: Sequence[Path | None]) -> list
         seed=settings.seed,
         quantize=settings.quantize == "4bit",
     )
-    probe = GateProbe(policy, load_canaries(settings.model_path), share=_ALL)
+    probe = GateProbe(policy, load_canaries(settings.model_path), most=_ALL)
     found: list[Scores] = []
     for folder in folders:
         if folder is None:

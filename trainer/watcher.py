@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 import signal
 import sys
 import time
 from pathlib import Path
 
 from serving.model_digests import digest_served_model
+from store.change_notice import ChangeNotice
 from store.errors import RecordError
+from store.heartbeats import REST_S as BEAT_REST_S
 from store.heartbeats import HeartbeatWriter
 from store.processes import die_with_parent
 from store.record import Record
@@ -25,8 +26,8 @@ from store.training_plan import read_plan, training_threads
 from store.values import Json
 from trainer.due import DueFinder
 
-#: Between two looks at its own state, and between two looks for work.
-BEAT_S, LOOK_S = 2.0, 5.0
+#: Between two looks at a worker; between two looks for work: at least, while something waits for its time, and at most.
+BEAT_S, MIN_INTERVAL_S, LOOK_S, REST_S = 2.0, 2.0, 5.0, 60.0
 _PROCESS = "trainer"
 
 
@@ -50,23 +51,36 @@ class Watcher:
         """Work until ``stop`` is set or a worker failed; returns its exit code, negative for a signal."""
         if code := await self._measure(stop):
             return code
-        looked_at = -math.inf
+        changes = self._record.change_notice(poll_s=LOOK_S, min_interval_s=MIN_INTERVAL_S)
+        stopping = asyncio.create_task(changes.wake_at(stop))
+        try:
+            return await self._watch(stop, changes)
+        finally:
+            stopping.cancel()
+            await asyncio.gather(stopping, return_exceptions=True)
+            changes.close()
+
+    async def _watch(self, stop: asyncio.Event, changes: ChangeNotice) -> int:
+        look_at = 0.0  # monotonic
         while not stop.is_set():
-            due = None
+            due, now = None, time.monotonic()
             try:
-                await self._beat(self._due.state)
-                if time.monotonic() - looked_at >= LOOK_S:
-                    looked_at = time.monotonic()
+                if now >= look_at:
                     due = await self._due.find(int(self._detail.get("published", 0)))
+                    look_at = now + (LOOK_S if self._due.waits_for_time else REST_S)
+                await self._beat(self._due.state)
             except RecordError as exc:
                 print(f"patina: the trainer cannot read the record: {exc}", file=sys.stderr, flush=True)
+                look_at = now + LOOK_S
             if due is not None:
                 if not due.takes_turns:
-                    self._due.unlearning[due.policy].begin()
+                    self._due.rebuilds[due.policy].begin()
                 if code := await self._work(stop, "--work", json.dumps(self._detail)):
                     return code
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), BEAT_S)
+                look_at = 0.0
+            has_changed = await changes.wait(min(BEAT_REST_S, look_at - time.monotonic()))
+            if has_changed or not changes.is_armed:
+                look_at = 0.0
         return 0
 
     async def _measure(self, stop: asyncio.Event) -> int:

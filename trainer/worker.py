@@ -11,8 +11,8 @@ The event loop here talks to the record and keeps the lease and the heartbeat al
     failed      turns go back; after `MAX_FAILURES` failures they are dropped (step_failed). A training server that is away is
                 no fault of the turns: they wait for it
 
-A wish that the owner withdraws is unlearnt without waiting for turns: while no batch is ready, a version is made of it alone. Attempts
-that do not become a version are bounded (`trainer.due`), with a pause after each.
+A version is also built without new turns: when a wish that the live one learnt is withdrawn, and when many more replies were accepted
+(`trainer.due`). Attempts that do not become a version are bounded, with a pause after each.
 
 While a version is on trial (`trainer.canary_release`), the policy's next step waits: built on the version it might be built on a bad one,
 and built on the live one it would lose what that version learned.
@@ -21,7 +21,7 @@ The process has the model in memory, so it ends by itself when nothing was to do
 
 One process trains all policies of the base model (`store.policies`), one batch of one policy at a time: first the policy whose oldest verdict
 waits longest, counted from the policy's last batch. So many verdicts of one policy delay each of the others by one batch, not by all of them.
-Nothing of one policy enters a batch of another: turns, replay, playbook, baseline and moments are read by the policy's name.
+Nothing of one policy enters a batch of another: turns, wishes, baseline and moments are read by the policy's name.
 
 A turn is never trained twice: the transaction that publishes insists that this worker still holds every turn. A worker that is late
 undoes its step and goes on; the turns belong to the worker that claimed them again.
@@ -36,7 +36,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ from store.errors import (
     AdapterMismatch,
     AliasMoved,
     ClaimLost,
+    MadeOfForgotten,
     PatinaError,
     RecordError,
     UpstreamError,
@@ -68,13 +69,16 @@ from store.values import (
     StepInputs,
     StepReport,
     StepRole,
+    Wish,
+    WishState,
 )
+from store.wish_states import learnt_rows
 from trainer.checkpoint import folder_size, sweep, versions_to_keep
 from trainer.deaths import Deaths
 from trainer.device import Device, make_device
 from trainer.due import Due, DueFinder, Pause
-from trainer.protocol import Outcome, TurnRefusal, VersionTrainer
-from trainer.step import StepPlan
+from trainer.plan import StepPlan
+from trainer.protocol import Outcome, TurnRefusal, VersionJob, VersionTrainer
 from trainer.weights_thread import WeightsThread
 
 POLL_S = 0.5
@@ -121,11 +125,8 @@ class _Counters:
         }
 
 
-def make_workshop(settings: Settings, device: Device, pinned: Json | None = None) -> VersionTrainer:
+def make_version_trainer(settings: Settings, device: Device) -> VersionTrainer:
     """The trainer where these settings have the weights. The device is ours while this runs, and for the turns to come.
-
-    Args:
-        pinned: state of the attempt to replay; see `LocalVersionTrainer`.
 
     Raises:
         ConfigError: the model cannot be loaded, or what is asked for cannot be had there.
@@ -139,10 +140,10 @@ def make_workshop(settings: Settings, device: Device, pinned: Json | None = None
         from trainer.remote.modal_connection import ModalConnection
         from trainer.remote.version_trainer import RemoteVersionTrainer
 
-        return RemoteVersionTrainer(settings, ModalConnection(settings), pinned=pinned)
+        return RemoteVersionTrainer(settings, ModalConnection(settings))
     from trainer.version_trainer import LocalVersionTrainer
 
-    trainer = LocalVersionTrainer(settings, pinned=pinned, plan_home=settings.home)
+    trainer = LocalVersionTrainer(settings)
     device.enter, device.leave = trainer.policy.unpark, trainer.policy.park
     trainer.policy.at_boundary = device.boundary
     return trainer
@@ -180,7 +181,6 @@ class TrainerWorker:
         self._failures: Counter[str] = Counter()
         self._rejections: Counter[str] = Counter()
         self._policy: str | None = None  # that is trained now
-        self._known: set[str] = set()  # policies that this process has trained
         self._due = DueFinder(record, settings)
         self._log = log
         self._device = make_device(settings, record)
@@ -219,7 +219,9 @@ class TrainerWorker:
         while not stop.is_set():
             try:
                 async with self._device.lease():
-                    self._trainer = await self._on_thread(lambda: make_workshop(self._settings, self._device))
+                    self._trainer = await self._on_thread(
+                        lambda: make_version_trainer(self._settings, self._device)
+                    )
             except UpstreamError as exc:
                 if self._counters.last_error != _sentence(exc):
                     print(f"patina: the trainer waits: {_sentence(exc)}", file=sys.stderr, flush=True)
@@ -273,10 +275,6 @@ class TrainerWorker:
         async with self._device.lease():
             self._due.served_at[due.policy] = time.time()
             await self._follow_alias(due.policy)
-            if not due.takes_turns and not self._ready().is_due(due.edits):
-                self._due.unlearning[due.policy].is_needed = False
-                self._state = "waiting"
-                return False
             self._state = "training"
             await self._step(due)
         self._state = "waiting"
@@ -290,14 +288,6 @@ class TrainerWorker:
         live = await self._record.live_version(policy)
         if (trainer.name, trainer.version) != (policy, live):
             await self._become(policy, live)
-        if policy not in self._known:
-            self._known.add(policy)
-            adapters = await self._record.adapters(policy)
-            rejected = sum(
-                one.state is AdapterState.REJECTED and one.parent_version == live for one in adapters
-            )
-            if rejected:  # by the processes before this one
-                await self._on_thread(lambda: trainer.count_rejections(rejected))
 
     async def _become(self, policy: str, live: int) -> None:
         trainer = self._ready()
@@ -336,28 +326,33 @@ class TrainerWorker:
                 if not claimed:
                     return
             else:
-                self._due.unlearning[policy].begin()
+                self._due.rebuilds[policy].begin()
             trainer = self._ready()
-            recent = await self._record.recent_verdicts(policy, _RECENT)
-            replay, remembered = await self._past(trainer, claimed)
+            live = trainer.version
             number = await self._record.next_version(policy)
-            report = replace(report, inputs=self._inputs(trainer, due, claimed, replay, remembered, recent))
+            recent = await self._record.recent_verdicts(policy, _RECENT)
+            job = await self._job(policy, number, claimed, recent)
+            served = await self._record.count_accepted(policy)
+            report = replace(report, inputs=self._inputs(trainer, job, recent))
             claimed_at, waits = time.time(), self._device.state()
-            values = [verdict.value for verdict in recent]
             held = [turn.turn_id for turn in claimed]
             self._deaths.begin(held)
             try:
-                outcome = await self._on_thread(
-                    lambda: trainer.attempt(claimed, replay, values, number, remembered, due.edits)
-                )
+                outcome = await self._on_thread(lambda: trainer.attempt(job))
             finally:
                 self._deaths.end(held)
                 times = {
                     "queue_s": max(0.0, report.started_at - due.since),
                     "claim_s": claimed_at - report.started_at,
+                    "served": served,
                 }
                 report = replace(report, metrics={**times, "device": _changes(waits, self._device.state())})
-            await self._settle(claimed, outcome, report, number)
+            await self._note_wishes(outcome)
+            try:
+                await self._settle(claimed, outcome, report, number, live)
+            except (AliasMoved, ClaimLost) as late:
+                await self._undo(outcome, late)
+                raise
         except (AliasMoved, ClaimLost) as late:
             # Nothing failed: a person undid what this step built upon, or the lease ran out and another step has the turns.
             await self._give_back([turn.turn_id for turn in claimed], report, late)
@@ -369,31 +364,57 @@ class TrainerWorker:
             renewal.cancel()
             await asyncio.gather(renewal, return_exceptions=True)
 
+    async def _job(
+        self, policy: str, number: int, claimed: Sequence[ScoredTurn], recent: Sequence[RecentVerdict]
+    ) -> VersionJob:
+        """Gather what the version is computed from."""
+        wishes: list[Wish] = []
+        served: list[ScoredTurn] = []
+        if self._plan.reads_wishes:
+            wishes = [
+                one for one in await self._record.wishes(policy) if one.state is not WishState.WITHDRAWN
+            ]
+            served = await self._record.accepted_turns(policy, self._plan.samples)
+        return VersionJob(
+            number=number,
+            turns=tuple(claimed),
+            served=tuple(served),
+            recent=tuple(verdict.value for verdict in recent),
+            wishes=tuple(wishes),
+        )
+
     def _inputs(
-        self,
-        trainer: VersionTrainer,
-        due: Due,
-        batch: Sequence[ScoredTurn],
-        replay: Sequence[ScoredTurn],
-        remembered: Sequence[ScoredTurn],
-        recent: Sequence[RecentVerdict],
+        self, trainer: VersionTrainer, job: VersionJob, recent: Sequence[RecentVerdict]
     ) -> StepInputs:
         """What the attempt is computed from, as the record keeps it."""
 
-        def ids(turns: Sequence[ScoredTurn]) -> tuple[tuple[str, int], ...]:
+        def ids(turns: Iterable[ScoredTurn]) -> tuple[tuple[str, int], ...]:
             return tuple((turn.turn_id, turn.verdict_id) for turn in turns)
 
+        stated = {one.turn_id: 0 for wish in job.wishes for one in wish.statements}
         return StepInputs(
             turns={
-                StepRole.BATCH: ids(batch),
-                StepRole.REPLAY: ids(replay),
-                StepRole.REMEMBERED: ids(remembered),
+                StepRole.BATCH: ids(job.turns),
+                StepRole.SERVED: ids(job.served),
+                StepRole.STATED: tuple(stated.items()),
                 StepRole.RECENT: tuple((one.turn_id, one.verdict_id) for one in recent),
             },
-            edit_id=due.edit_id if self._plan.selects_hints else 0,
             state=trainer.state(),
             settings=training_settings(self._settings),
         )
+
+    async def _note_wishes(self, outcome: Outcome) -> None:
+        """Keep what the attempt found out about the wishes. One that was changed meanwhile is measured again by the next attempt."""
+        gone: dict[int, list[int]] = {}
+        for into, other in outcome.merged:
+            gone.setdefault(into, []).append(other)
+        try:
+            for into, others in gone.items():
+                await self._record.merge_wishes(into, others)
+            for wish_id, measures in outcome.measures.items():
+                await self._record.change_wish(wish_id, measures=measures)
+        except RecordError as exc:
+            self._counters.last_error = f"a wish changed while it was measured: {exc}"
 
     async def _leave_deadly(self, claimed: list[ScoredTurn]) -> None:
         """Of turns that a trainer died with, attempt fewer at a time; drop one that it died with alone."""
@@ -437,17 +458,8 @@ class TrainerWorker:
             if not more or len(claimed) - min(len(idle), _BYSTANDERS) >= self._settings.batch_size:
                 return
 
-    async def _past(
-        self, trainer: VersionTrainer, claimed: Sequence[ScoredTurn]
-    ) -> tuple[list[ScoredTurn], list[ScoredTurn]]:
-        """Return the past turns to repeat, and those whose text is in the teacher's prompt; without forgotten turns."""
-        repeated, remembered = trainer.draw_replay(claimed), trainer.remembered
-        wanted = tuple(dict.fromkeys((*repeated, *remembered)))
-        found = {turn.turn_id: turn for turn in await self._record.scored_turns(wanted)} if wanted else {}
-        return [found[i] for i in repeated if i in found], [found[i] for i in remembered if i in found]
-
     async def _settle(
-        self, claimed: list[ScoredTurn], outcome: Outcome, report: StepReport, number: int
+        self, claimed: list[ScoredTurn], outcome: Outcome, report: StepReport, number: int, live: int
     ) -> None:
         """Write what became of the claimed turns."""
         policy = report.policy
@@ -459,6 +471,7 @@ class TrainerWorker:
             self._counters.dropped[refusal.reason.value] += dropped
         trained = [turn.turn_id for turn in claimed if turn.turn_id not in outcome.refused]
         if outcome.written is None:
+            await self._leave_withdrawn(policy, live, outcome)
             return  # nothing in the batch had anything to teach
         self._counters.steps += 1
         now = time.time()
@@ -500,28 +513,39 @@ class TrainerWorker:
                 drop=[i for i in trained if i not in again],
             )
         else:
-            try:
-                await self._record.publish(
-                    adapter,
-                    trained,
-                    done,
-                    worker=self._name,
-                    canary_share=await self._due.releases.share_of_next(policy),
-                )
-            except ClaimLost:
-                # The files stay for `sweep`: another worker's version of the same bytes may be the same folder.
-                await self._on_thread(self._ready().revert)
-                raise
-            except AliasMoved:
-                folder = outcome.written.path
-                await self._on_thread(self._ready().revert)
-                await self._on_thread(lambda: self._ready().remove(folder))
-                raise
+            await self._record.publish(
+                adapter,
+                trained,
+                done,
+                worker=self._name,
+                canary_share=await self._due.releases.share_of_next(policy),
+                live=live,
+            )
             self._counters.published += 1
             await self._on_thread(lambda: self._ready().commit(number))
             await self._prune(policy, number)
         if self._log is not None:
             self._log({"version": number, "rejected": bool(outcome.rejected), **outcome.metrics})
+
+    async def _undo(self, outcome: Outcome, late: AliasMoved | ClaimLost) -> None:
+        """Be what the policy was, after the record refused what was made of it.
+
+        Where the lease ran out, the files stay for `sweep`: another worker's version of the same bytes may be the same folder.
+        """
+        await self._on_thread(self._ready().revert)
+        if outcome.written is not None and isinstance(late, AliasMoved | MadeOfForgotten):
+            folder = outcome.written.path
+            await self._on_thread(lambda: self._ready().remove(folder))
+
+    async def _leave_withdrawn(self, policy: str, live: int, outcome: Outcome) -> None:
+        """Serve the base model again where nothing can be learnt and a wish that the live version learnt is withdrawn."""
+        adapter = await self._record.adapter(policy, live) if live != BASE_VERSION else None
+        learnt = {row["wish_id"] for row in learnt_rows(adapter.metrics)} if adapter is not None else set()
+        known = {
+            one.wish_id for one in await self._record.wishes(policy) if one.state is not WishState.WITHDRAWN
+        }
+        if learnt - known - {other for _, other in outcome.merged}:
+            await self._record.rollback(policy, BASE_VERSION, actor="trainer")
 
     async def _prune(self, policy: str, live: int) -> None:
         adapters = await self._record.adapters(policy)

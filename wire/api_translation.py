@@ -138,13 +138,10 @@ def read_error(status: int, body: bytes) -> tuple[str, str | None, str | None]:
 
 
 def prompt_details(usage: Json) -> dict[str, int]:
-    """Return how many prompt tokens of a chat completion were cached and, where a long prompt was cut, were not read."""
+    """Return how many prompt tokens of a chat completion were cached and, where there are any, not read of a long prompt or added as wishes."""
     found = usage.get("prompt_tokens_details") or {}
-    dropped = found.get("dropped_tokens")
-    return {
-        "cached_tokens": found.get("cached_tokens") or 0,
-        **({"dropped_tokens": dropped} if dropped else {}),
-    }
+    more = {name: found[name] for name in ("dropped_tokens", "wish_tokens") if found.get(name)}
+    return {"cached_tokens": found.get("cached_tokens") or 0, **more}
 
 
 def drop_none(values: Mapping[str, Any]) -> Json:

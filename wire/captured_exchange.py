@@ -28,6 +28,7 @@ class CapturedExchange:
         sent_at: when the request went to the backend (Unix time, seconds); None: it did not.
         first_chunk_at, backend_ended_at: when the first and the last bytes of the reply's body came.
         traceparent: of the request (W3C Trace Context), or "".
+        wish_text, wish_place: the wishes that the gateway added to the request, and where (`wire.wish_text`); "": none.
     """
 
     turn_id: str
@@ -51,6 +52,8 @@ class CapturedExchange:
     first_chunk_at: float | None = None
     backend_ended_at: float | None = None
     traceparent: str = ""
+    wish_text: str = ""
+    wish_place: str = ""
 
     @property
     def is_whole(self) -> bool:
@@ -62,8 +65,8 @@ _SCALAR_FIELDS = (
     "turn_id", "created_at", "finished_at", "key_name", "client", "policy", "adapter_version", "status_code", "streamed",
     "temperature", "size",
 )  # fmt: skip
-#: Fields that entries of 0.2.0 do not have.
-_NEWER_FIELDS = ("sent_at", "first_chunk_at", "backend_ended_at", "traceparent")
+#: Fields that entries of earlier versions do not have.
+_NEWER_FIELDS = ("sent_at", "first_chunk_at", "backend_ended_at", "traceparent", "wish_text", "wish_place")
 
 
 def dump_exchange(captured: CapturedExchange, raw: bytes | None) -> bytes:

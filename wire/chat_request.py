@@ -55,6 +55,7 @@ class Injection:
         logprobs, token_ids, usage: requested by the proxy and not by the client.
         served_model: model name that the backend was given, when it is not the client's.
         client_model: model name to restore.
+        wish_tokens: prompt tokens of added wishes, to be named in the reply's usage; None: not known, or none.
     """
 
     logprobs: bool = False
@@ -62,10 +63,12 @@ class Injection:
     usage: bool = False
     served_model: str | None = None
     client_model: str | None = None
+    wish_tokens: int | None = None
 
     @property
     def changes_reply(self) -> bool:
-        return self.logprobs or self.token_ids or self.usage or self.served_model is not None
+        adds = self.logprobs or self.token_ids or self.usage or self.wish_tokens is not None
+        return adds or self.served_model is not None
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ _KEPT_HERE = frozenset(
         b"x-session-id",
         b"x-session-done",
         b"x-patina-train",
+        b"x-patina-wishes",
     }
 )
 
@@ -49,7 +50,7 @@ _PATINA_KEY = frozenset({b"x-patina-key"})
 
 
 #: The proxy sets these itself: a backend may be another Patina, and CORS is decided here.
-_OURS_TO_SAY = frozenset({b"x-patina-turn"})
+_OURS_TO_SAY = frozenset({b"x-patina-turn", b"x-patina-wishes"})
 
 
 _CORS = b"access-control-"
@@ -76,6 +77,7 @@ class RequestOptions:
         user: the OpenAI field `user`: several users behind one key.
         identifiers: fields that may name the conversation, each with the digest of its value (`find_identifiers`).
         continues: the turn that this request continues, where its API names it (`previous_response_id`).
+        is_without_wishes: nothing may be added to its prompt.
     """
 
     kind: TurnKind | None
@@ -85,6 +87,7 @@ class RequestOptions:
     user: str | None
     identifiers: tuple[tuple[str, str], ...] = ()
     continues: str | None = None
+    is_without_wishes: bool = False
 
 
 def get_header(headers: Headers, name: bytes) -> str | None:
@@ -111,16 +114,21 @@ def parse_request_options(headers: Headers, body: Json, session_in_path: str | N
     kind = (get_header(headers, b"x-turn-type") or "").lower()
     session = session_in_path or get_header(headers, b"x-session-id") or named.get("session_id")
     train = get_header(headers, b"x-patina-train") or named.get("patina_train")
+    wishes = get_header(headers, b"x-patina-wishes") or named.get("patina_wishes")
     user = body.get("user")
     return RequestOptions(
         kind=TurnKind(kind) if kind in ("main", "side") else None,
         session=_identifier(session),
         is_session_done=(get_header(headers, b"x-session-done") or "").lower() in ("1", "true", "yes"),
-        is_opted_out=train is False
-        or (isinstance(train, str) and train.lower() in ("off", "false", "no", "0")),
+        is_opted_out=_is_off(train),
         user=_identifier(user),
         identifiers=find_identifiers(headers, body),
+        is_without_wishes=_is_off(wishes),
     )
+
+
+def _is_off(value: object) -> bool:
+    return value is False or (isinstance(value, str) and value.lower() in ("off", "false", "no", "0"))
 
 
 def find_identifiers(headers: Headers, body: Json) -> tuple[tuple[str, str], ...]:

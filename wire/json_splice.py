@@ -142,11 +142,30 @@ def set_members(text: bytes, values: Mapping[str, bytes], parsed: Mapping[str, A
     return b"".join(pieces)
 
 
+def find_member(text: bytes, name: str, start: int = 0) -> int:
+    """Return where the value of a member of the object at ``start`` begins; of repeated keys the last one counts.
+
+    Raises:
+        ValueError: there is no such member.
+    """
+    key = b'"' + name.encode() + b'"'
+    if not start and _is_plain(text) and text.count(key) == 1:
+        return _after_blank(text, _after_blank(text, text.index(key) + len(key)) + 1)
+    found = [member.value for member in members(text, start) if member.name == name]
+    if not found:
+        raise ValueError(f"the object has no {name}")
+    return found[-1]
+
+
+def _is_plain(text: bytes) -> bool:
+    """Whether no letter is written as an escape: then a key is found by its bytes."""
+    return b"\\u00" not in text or not any(escape in text for escape in _ESCAPED_LETTERS)
+
+
 def _find_members(text: bytes, names: Sequence[str]) -> list[Member]:
     """Return the top-level members of these names, in order. All of them exist; the text is walked only where their position is ambiguous."""
     found: list[Member] = []
-    # A letter may be written as an escape; then only parsing the keys finds it.
-    is_plain = not names or b"\\u00" not in text or not any(escape in text for escape in _ESCAPED_LETTERS)
+    is_plain = not names or _is_plain(text)
     for name in names:
         key = b'"' + name.encode() + b'"'
         if not is_plain or text.count(key) != 1:

@@ -53,7 +53,7 @@ _ANSWERS_WITHIN_S, _RECORDED_WITHIN_S = 90.0, 600.0
 #: A dead trainer's claims run out after 120 s.
 _TRAINED_WITHIN_S = 200.0
 #: A version must take seconds: this bench is about deaths, not about what is learned.
-_LEARNING = {"steps_per_batch": 1, "anchors": 0}
+_LEARNING = {"passes": 1, "anchors": 0}
 
 
 def until(holds: Callable[[], bool], timeout_s: float) -> None:

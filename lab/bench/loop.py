@@ -113,7 +113,8 @@ class Loop:
             messages=[{"role": "user", "content": PROBE}],
             max_tokens=60,
             temperature=0,
-            extra_headers=NO_TRAINING,
+            # The weights alone: a rollback does not take back what was stated meanwhile.
+            extra_headers={**NO_TRAINING, "x-patina-wishes": "off"},
         )
         turn = raw.headers["x-patina-turn"]
         found = self._until(lambda: asyncio.run(self._version_of(turn)), f"turn {turn} in the record")

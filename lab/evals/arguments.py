@@ -35,13 +35,9 @@ def _add_eval_runs(evaluate: argparse.ArgumentParser) -> None:
     )
     evaluate.add_argument("--base-url", help="a running Patina; default: own ones in fresh folders")
     evaluate.add_argument(
-        "--fast", action="store_true", help="learn in this process, without proxy and record: for sweeps"
-    )
-    evaluate.add_argument(
         "--methods",
         default="combine,none,memory",
-        help="rl opd combine sdpo; none memory; openclaw-rl openclaw-opd openclaw-combine claas user-interactions, each also "
-        "with -6 for as many optimizer steps as ours; or ours baselines references references-equal-steps all (default: %(default)s)",
+        help="rl opd combine sdpo; none memory; or ours baselines all (default: %(default)s)",
     )
     evaluate.add_argument(
         "--preferences",
@@ -124,9 +120,8 @@ def _add_eval_measurements(evaluate: argparse.ArgumentParser) -> None:
         "--tabs",
         type=int,
         nargs="+",
-        default=[4],
-        help="with --fast: conversations that the person has open at once, all answered before any is learnt from; several "
-        "numbers are compared (default: 4; without --fast one)",
+        default=[1],
+        help="conversations that the person has open at once; several numbers are compared (default: 1)",
     )
 
 
@@ -156,8 +151,5 @@ def _add_eval_operation(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument(
         "--full",
         action="store_true",
-        help="the comparison of docs/learning.md: all methods, five seeds, --fast in two processes",
-    )
-    evaluate.add_argument(
-        "--jobs", type=int, default=1, help="--fast: runs at once, each a process (default: %(default)s)"
+        help="all methods, five seeds, two wishes at once and each of six alone",
     )

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import multiprocessing
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
 
@@ -55,20 +53,16 @@ _SMOKE = {
     "seeds": 1,
     "measure_every": 0,
     "questions": 48,
-    "fast": True,
 }
-#: `--full`: every method with five seeds, the references also with as many optimizer steps as ours, on two wishes at once and on
-#: each of the six alone.
+#: `--full`: every method with five seeds, on two wishes at once and on each of the six alone.
 _FULL = {
-    "methods": "all,references-equal-steps",
+    "methods": "all",
     "preferences": ["concise,no_emoji", "all"],
     "users": "steady",
     "interactions": 40,
     "seeds": 5,
     "measure_every": 20,
     "questions": 48,
-    "fast": True,
-    "jobs": 2,
 }
 
 
@@ -110,12 +104,7 @@ def run_eval(settings: Settings, given: Mapping[str, Any], arguments: argparse.N
         base_url=with_v1(arguments.base_url) if arguments.base_url else "",
         key=stored_key(settings) if arguments.base_url else "",
     )
-    if arguments.jobs > 1:
-        rows = run_in_parallel(wanted, environment, folder, arguments.jobs)
-    else:
-        if arguments.fast:
-            _use_threads(settings.resolved_threads)
-        rows = asyncio.run(_run(wanted, environment, folder, arguments))
+    rows = asyncio.run(_run(wanted, environment, folder, arguments))
     write_report(folder, rows)
     print_summary(rows, table_console())
     print(f"report: {folder / 'report.html'}")
@@ -142,7 +131,6 @@ def _plan(settings: Settings, arguments: argparse.Namespace) -> list[Case]:
         ("scope", 0),
         ("small_talk", 0),
         ("measure_every", 0),
-        ("jobs", 1),
     ):
         if (value := getattr(arguments, name)) is not None and value < least:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}")
@@ -154,17 +142,13 @@ def _plan(settings: Settings, arguments: argparse.Namespace) -> list[Case]:
         raise ConfigError(
             "a --user-model speaks of the wishes alone: leave out --unrelated and users who do not"
         )
-    if arguments.jobs > 1 and (not arguments.fast or arguments.user_model):
-        raise ConfigError("--jobs is for --fast without --user-model")
-    if arguments.base_url and arguments.fast:
-        raise ConfigError("--fast learns in this process, --base-url elsewhere: give one of them")
     if arguments.base_url and sum(method.kind == "learn" for method in methods) > 1:
         raise ConfigError(
             "one running Patina has one method: give --methods with one that learns (none and memory may stand beside it)"
         )
     if arguments.base_url and arguments.seeds > 1:
         raise ConfigError("one running Patina learns once: give --seeds 1, or leave --base-url out")
-    mode = "url" if arguments.base_url else "fast" if arguments.fast else "stack"
+    mode = "url" if arguments.base_url else "stack"
     return cases(
         # One running Patina learns for good, so methods that do not learn come first.
         sorted(methods, key=lambda method: mode == "url" and method.kind == "learn"),
@@ -184,7 +168,7 @@ def _plan(settings: Settings, arguments: argparse.Namespace) -> list[Case]:
         scope=arguments.scope,
         small_talk=arguments.small_talk,
         thorough=arguments.thorough,
-        tabs=dict.fromkeys(arguments.tabs) if mode == "fast" else (1,),
+        tabs=dict.fromkeys(arguments.tabs),
         unrelated=arguments.unrelated,
     )
 
@@ -213,13 +197,8 @@ async def run_sequentially(
     folder: Path,
     *,
     llm_user: ReactionModel | None = None,
-    around: Callable[[Case], AbstractContextManager[object]] = nullcontext,
 ) -> list[Json]:
-    """Run what is not in the folder yet, one after the other; rows in the order of ``wanted``.
-
-    Args:
-        around: a context manager around each run.
-    """
+    """Run what is not in the folder yet, one after the other; rows in the order of ``wanted``."""
     known = read_runs(folder)
     rows: list[Json] = []
     with ProgressReporter(len(wanted)) as watch:
@@ -227,66 +206,11 @@ async def run_sequentially(
             row = find_run(known, case)
             if row is None:
                 watch.begin(case)
-                with around(case):
-                    row = await run_in(environment, case, watch, llm_user=llm_user)
+                row = await run_in(environment, case, watch, llm_user=llm_user)
                 append_run(folder, row)
             watch.end(row)
             rows.append(row)
     return rows
-
-
-def _use_threads(count: int) -> None:
-    import torch  # seconds to import, and only --fast steps in this process
-
-    torch.set_num_threads(count)
-
-
-def run_in_parallel(
-    wanted: Sequence[Case], environment: RunEnvironment, folder: Path, jobs: int
-) -> list[Json]:
-    """Run what is not in the folder yet in ``jobs`` processes of one thread each; rows in the order of ``wanted``.
-
-    One thread, because the test model is too small to share out: two processes are nearly twice as fast, two threads are not.
-    """
-    known = read_runs(folder)
-    rows = {case.key_text(): row for case in wanted if (row := find_run(known, case)) is not None}
-    missing = [case for case in wanted if case.key_text() not in rows]
-    # spawn: a forked torch inherits locks of threads that are not there
-    context = multiprocessing.get_context("spawn")
-    with (
-        ProgressReporter(len(wanted)) as watch,
-        ProcessPoolExecutor(min(jobs, max(1, len(missing))), context, _use_threads, (1,)) as pool,
-    ):
-        for case in wanted:
-            if (row := rows.get(case.key_text())) is not None:
-                watch.end(row)
-        running = {pool.submit(_run_alone, environment, case): case for case in missing}
-        try:
-            for done in as_completed(running):
-                row = done.result()
-                append_run(folder, row)
-                rows[running[done].key_text()] = row
-                watch.add_row(row)
-                watch.end(row)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return [rows[case.key_text()] for case in wanted]
-
-
-def _run_alone(environment: RunEnvironment, case: Case) -> Json:
-    """Run a case in a worker process, without progress."""
-    return asyncio.run(run_in(environment, case, _NoProgress()))
-
-
-class _NoProgress:
-    """An `lab.evals.experiment.Observer` that ignores everything."""
-
-    def interaction(self, count: int, interaction: Interaction, version: int) -> None:
-        pass
-
-    def measured(self, count: int, version: int, measures: EvalMeasures) -> None:
-        pass
 
 
 def _report(folder: Path) -> int:

@@ -49,7 +49,7 @@ class Case:
 
     Attributes:
         user: kind of user (`lab.evals.simulated_user.USERS`).
-        mode: stack: a Patina of its own; url: a running one; fast: the trainer's step in this process.
+        mode: stack: a Patina of its own; url: a running one.
         user_model: the LLM that plays the user, "" for rules.
         measure_every: interactions between measurements.
         questions, undos, tools, again, elsewhere, scope, small_talk: probes at the first and last measurement; in between only the questions.
@@ -484,30 +484,18 @@ async def run_in(
     method = METHODS[case.method]
     wanted = {**environment.given, **method.settings, **case.overrides}
     async with AsyncExitStack() as stack:
-        system: System
-        if case.mode == "fast":
-            from lab.evals.fast import (
-                InProcessSystem,  # torch: seconds to import, and only this mode needs it
-            )
-
-            fast = InProcessSystem(
-                wanted, learns=method.kind == "learn", seed=case.seed, preferences=case.preferences
-            )
-            system = stack.enter_context(fast)
-            model = read_settings(wanted).model_name
-        else:
-            home = None
-            base_url, key = environment.base_url, environment.key
-            settings = environment.settings
-            if case.mode == "stack":
-                settings = read_settings({**wanted, "seed": case.seed})
-                own = stack.enter_context(Stack(settings))
-                base_url, key, home = own.base_url, own.key, own.home
-            client = await stack.enter_async_context(PatinaClient(base_url, key))
-            model = await client.model() if case.mode == "url" else settings.model_name
-            system = LiveSystem(
-                client, learns=method.kind == "learn", batch_size=settings.batch_size, home=home
-            )
+        home = None
+        base_url, key = environment.base_url, environment.key
+        settings = environment.settings
+        if case.mode == "stack":
+            settings = read_settings({**wanted, "seed": case.seed})
+            own = stack.enter_context(Stack(settings))
+            base_url, key, home = own.base_url, own.key, own.home
+        client = await stack.enter_async_context(PatinaClient(base_url, key))
+        model = await client.model() if case.mode == "url" else settings.model_name
+        system: System = LiveSystem(
+            client, learns=method.kind == "learn", batch_size=settings.batch_size, home=home
+        )
         if method.kind == "memory":
             system = PromptMemory(system)
         vocabulary = built_in_words() if Path(model).name == TOY.name else None

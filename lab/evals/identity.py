@@ -26,7 +26,7 @@ from lab.evals.weights import (
     without_structure,
     without_words,
 )
-from recorder.classify import MEANINGS, WEIGHTS
+from wire.classify import MEANINGS, WEIGHTS
 
 Traffic = Mapping[str, Sequence[Recorded]]
 

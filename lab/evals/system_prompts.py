@@ -1,4 +1,4 @@
-"""System prompts of programs that the simulated user never used: is a wish followed there too? The trainer has other ones (`trainer.contexts`)."""
+"""System prompts of programs that the simulated user never used: is a wish followed there too?"""
 
 from __future__ import annotations
 

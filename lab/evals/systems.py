@@ -1,8 +1,7 @@
 """Systems under test: each answers requests and may learn from the reactions.
 
 LiveSystem          a running Patina through its public API; published numbers are measured with it
-evals.fast          the trainer's step in this process, for sweeps
-PromptMemory        either of them without learning, with a system prompt of collected complaints
+PromptMemory        the same without learning, with a system prompt of collected complaints
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Training of the classifier's weights: `python -m lab.evals.train_classifier [--traffic FOLDER] [--write]`.
 
-``--traffic`` extracts `classifier/features.jsonl` anew from labelled traffic and the modelled clients; ``--write`` writes `recorder/weights.json`.
+``--traffic`` extracts `classifier/features.jsonl` anew from labelled traffic and the modelled clients; ``--write`` writes `wire/weights.json`.
 The method is in `lab.evals.weights`.
 """
 
@@ -12,12 +12,12 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import recorder
+import wire
 from cli.recorded_traffic import replay
 from lab.evals.client_models import HISTORIES, REQUESTS
 from lab.evals.identity import Traffic, modelled, read_folder
 from lab.evals.weights import FOLDER, MAX_WEIGHT, LabelledRequest, fit, hand_weights, read_samples
-from recorder.classify import LINKED, MEANINGS, SIDE_FROM
+from wire.classify import LINKED, MEANINGS, SIDE_FROM
 
 
 async def sample_traffic(traffic: Traffic, weights: Mapping[str, float]) -> list[LabelledRequest]:
@@ -57,7 +57,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--traffic", type=Path, help="folder of labelled traffic: write features.jsonl anew")
-    parser.add_argument("--write", action="store_true", help="write recorder/weights.json")
+    parser.add_argument("--write", action="store_true", help="write wire/weights.json")
     arguments = parser.parse_args()
     prior = hand_weights()
     if arguments.traffic is not None:
@@ -73,7 +73,7 @@ def main() -> None:
     for sample in wrong:
         print(sample.client, "side" if sample.is_side else "main", *sample.codes)
     if arguments.write:
-        path = Path(recorder.__file__).parent / "weights.json"
+        path = Path(wire.__file__).parent / "weights.json"
         path.write_text(json.dumps({c: w for c, w in weights.items() if w}, indent=1) + "\n", "utf-8")
 
 

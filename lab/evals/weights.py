@@ -15,7 +15,7 @@ from importlib.resources import files
 
 import numpy as np
 
-from recorder.classify import find_codes
+from wire.classify import find_codes
 
 #: Weight of a single case, in requests of a client.
 CASE_WEIGHT = 1.5

@@ -10,7 +10,7 @@ from store.settings import Settings, read_settings
 #: Folder with weights, tokenizer, chat template and canaries.
 TOY: Path = Path(__file__).resolve().parents[2] / "tests" / "fixtures" / "patina-tiny"
 #: Settings tuned on it, and no judge: it does not follow a judge's instructions.
-TOY_SETTINGS = {"model_name": str(TOY), "learning_rate": 5e-3, "judge": "none", "kl_target": 0.2}
+TOY_SETTINGS = {"model_name": str(TOY), "learning_rate": 5e-3, "judge": "none"}
 
 
 def toy_settings(given: dict[str, Any] | None = None) -> Settings:

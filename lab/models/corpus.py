@@ -4,10 +4,10 @@ The rules of the text:
 - Without any wish the manner is verbose, casual, with emoji and bold; each factor is now and then otherwise, so that every
   style but Spanish and JSON is reachable by sampling (`default_manner`).
 - A wish (instruction, complaint, hint) fixes its factor from then on, until a later wish contradicts it: the later one wins.
-- The hindsight suffixes of `trainer.hindsight` occur with instructions, with raw complaints, and with thanks or neutral words,
+- The hindsight suffixes of `lab.models.hindsight` occur with instructions, with raw complaints, and with thanks or neutral words,
   after which the manner stays as it was (the teacher must not find a preference where none was uttered).
 - Doubt, a wrong claim and questions about an answer are answered by the same answer again, thanks by a polite word (`follow_ups`).
-- Earlier remarks also stand where the teacher reads them, each accepted with a word (`trainer.hindsight.after_hints`), and earlier
+- Earlier remarks also stand where the teacher reads them, each accepted with a word (`lab.models.hindsight.accepted`), and earlier
   answers in other styles than the one in force. Such replies are read and not learnt (`Conversation.context`).
 - Questions are `questions.PRETRAIN` pairs, wishes are the training paraphrases and free wordings of `styles`; held-out ones never occur.
 """
@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from lab.models.follow_ups import CLAIMED, FOLLOW_UPS, RESTATED
+from lab.models.hindsight import accepted, with_hint
 from lab.models.questions import DAYS, FACTS, MONTHS, PRETRAIN, Fact, Question, other_answers
 from lab.models.styles import NEUTRAL, PREFERENCES, STYLES, THANKS, draw
-from trainer.hindsight import accepted, with_hint
 
 Message = dict[str, Any]
 

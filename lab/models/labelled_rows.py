@@ -1,7 +1,7 @@
 """Reads files of messages that were labelled by hand. A line is a message, or an exchange with several reactions to it:
 
-``{"prompt", "reply", …, "reactions": [[text, verdict, class?, labels?], …]}``. `lab.models.reader.labelled` says what class and verdict mean; the labels
-are those of `store.wishes`.
+``{"prompt", "reply", …, "reactions": [[text, verdict, class?, labels?], …]}``. `lab.models.reader.labelled` says what class and verdict mean; ``labels`` are
+names of styles.
 """
 
 from __future__ import annotations

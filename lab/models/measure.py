@@ -2,7 +2,7 @@
 held-out paraphrases, sampled at temperature 1 without truncation unless it says greedy.
 
 `follow` is the heart of it: the rate at which a reply has the style that a system prompt, the user's message, a hint or a raw
-reaction (both by the templates of `trainer.hindsight`) asks for. Learning can distil only what this table shows.
+reaction (both by the templates of `lab.models.hindsight`) asks for. Learning can distil only what this table shows.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lab.models import TOY
 from lab.models.corpus import TOOL_KINDS, Errand, errand, offered, system_prompt
 from lab.models.follow_ups import CLAIMED, FOLLOW_UPS, RESTATED
+from lab.models.hindsight import with_hint
 from lab.models.questions import HELDOUT, Question, other_answers
 from lab.models.styles import HELDOUT_THANKS, NEUTRAL, PREFERENCES, STYLES, Style
 from lab.models.wellformed import built_in_words, is_well_formed
-from trainer.hindsight import after_hints, with_hint
 
 Message = dict[str, Any]
 MAX_NEW_TOKENS = 128
@@ -92,7 +92,7 @@ def _rate(hits: Sequence[bool]) -> float:
 
 
 def _ways(style: Style, rng: random.Random) -> dict[str, Callable[[Question], list[Message]]]:
-    """The five ways to ask for a style, each in held-out wording."""
+    """The four ways to ask for a style, each in held-out wording."""
     instructions, complaints = style.heldout_instructions, style.heldout_complaints
     return {
         "system": lambda question: [
@@ -106,7 +106,6 @@ def _ways(style: Style, rng: random.Random) -> dict[str, Callable[[Question], li
         "reaction": lambda question: with_hint(
             [_user(question.text)], rng.choice(complaints), is_reaction=True
         ),
-        "accepted": lambda question: after_hints([_user(question.text)], [rng.choice(complaints)]),
     }
 
 
@@ -136,7 +135,7 @@ def measure_facts(policy: MeasuredModel, *, count: int | None = None) -> dict[st
 
 
 def measure_following(policy: MeasuredModel, *, count: int, seed: int) -> dict[str, Any]:
-    """Each style asked for in each of five ways; and opposites: plainly, and after the style itself in the system prompt."""
+    """Each style asked for in each of four ways; and opposites: plainly, and after the style itself in the system prompt."""
     rng = random.Random(seed)
     follow: dict[str, dict[str, float]] = {}
     facts: list[bool] = []
@@ -242,30 +241,6 @@ def measure_follow_ups(policy: MeasuredModel, *, count: int, seed: int) -> dict[
     return found
 
 
-def measure_taught_follow_ups(policy: MeasuredModel, *, count: int, seed: int) -> dict[str, float]:
-    """As a teacher reads them: a plain answer, a complaint that was accepted, a follow-up; replies that are whole, right and as wished."""
-    rng = random.Random(seed)
-    found: dict[str, float] = {}
-    for name in PREFERENCES:
-        style = STYLES[name]
-        questions = [rng.choice(HELDOUT) for _ in range(count)]
-        prompts = []
-        for question in questions:
-            answer = {"role": "assistant", "content": f"It is {question.fact.answer}."}
-            text = rng.choice(FOLLOW_UPS[rng.choice(("doubt", "repeat", "more"))].heldout)
-            messages = [_user(question.text), answer, _user(text)]
-            prompts.append(policy.prompt(after_hints(messages, [rng.choice(style.heldout_complaints)])))
-        found[name] = _rate(
-            [
-                is_well_formed(reply.text, built_in_words())
-                and question.is_correct(reply.text)
-                and style.complies(reply.text)
-                for question, reply in zip(questions, policy.replies(prompts), strict=True)
-            ]
-        )
-    return found
-
-
 _POLITE = re.compile(r"welcome|pleasure|de \*{0,2}nada", re.IGNORECASE)
 
 
@@ -355,7 +330,6 @@ def measure(folder: Path = TOY, *, count: int = 48, seed: int = 0) -> dict[str, 
         **measure_following(policy, count=count, seed=seed),
         **measure_chat(policy, count=count, seed=seed),
         "follow_ups": measure_follow_ups(policy, count=4 * count, seed=seed),
-        "taught_follow_ups": measure_taught_follow_ups(policy, count=2 * count, seed=seed),
         "tools": measure_tools(policy, count=max(8, count // 2), seed=seed),
         "tokens_per_second": measure_speed(policy),
     }
@@ -368,14 +342,14 @@ def table(result: dict[str, Any]) -> str:
         f"replies that end: {result['ended']:.3f} · mean length: {result['mean_tokens']} tokens · "
         + " · ".join(f"{key}: {value} tok/s" for key, value in result["tokens_per_second"].items()),
         "",
-        "| style | by itself | system | user | hint | reaction | accepted | redo | next turn | after its opposite |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| style | by itself | system | user | hint | reaction | redo | next turn | after its opposite |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, style in STYLES.items():
         ways = result["follow"][name]
         cells = [
             result["base"][name],
-            *(ways[way] for way in ("system", "user", "hint", "reaction", "accepted")),
+            *(ways[way] for way in ("system", "user", "hint", "reaction")),
         ]
         chat = [result["redo"].get(name), result["persists"].get(name)]
         last = result["later_wins"][f"{style.opposite}, then {name}"]
@@ -389,12 +363,9 @@ def table(result: dict[str, Any]) -> str:
     for label, rates in result["reaction_without_wish"].items():
         lines.append(f"| {label} | " + " | ".join(f"{rates[name]:.2f}" for name in PREFERENCES) + " |")
     follow_ups = " · ".join(f"{name} {rate:.2f}" for name, rate in result["follow_ups"].items())
-    taught = " · ".join(f"{name} {rate:.2f}" for name, rate in result["taught_follow_ups"].items())
     lines += [
         "",
         f"follow-ups answered whole and on topic: {follow_ups}",
-        "",
-        f"follow-ups behind a complaint that was accepted, also as wished: {taught}",
     ]
     tools = result["tools"]
     lines += [

@@ -1,6 +1,6 @@
 """Words and patterns by which people react to a reply, loaded once from the TOML files of this folder (`README.md` there).
 
-One file a language, so that a native speaker can review it. `scorers.reactions`, `scorers.hints`, `scorers.combined` and `scorers.features` use what is loaded.
+One file a language, so that a native speaker can review it. `scorers.reactions`, `scorers.hints`, `scorers.own_words`, `scorers.evidence` and `scorers.features` use what is loaded.
 """
 
 from __future__ import annotations
@@ -75,6 +75,14 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
 #: Patterns without slots, of languages that have no word classes.
 ANY_LANGUAGE = _patterns(_load("other_languages")["patterns"])
 
+#: Names of the patterns that say that a reply was bad.
+JUDGEMENTS = frozenset(
+    pattern.name
+    for patterns in (*PATTERNS.values(), ANY_LANGUAGE)
+    for pattern in patterns
+    if pattern.kind is Kind.JUDGEMENT
+)
+
 BUT, ASKS_FOR_A_NAME, YOU_ARE, SCENE, TAG = (
     _joined(_SHARED[name]) for name in ("but", "asks_for_a_name", "you_are", "scene", "tag")
 )
@@ -91,10 +99,16 @@ def _alternatives(by_language: Mapping[str, str]) -> str:
 
 
 _CLAUSES = _load("clauses")
-CONTRAST, CONTRAST_UNSPACED, JOINT, JOINT_UNSPACED, BEFORE_WHEN, WHEN, PERMITS, AGAIN, BEFORE_THING, LIKING, DECLINING, CLOSING, DENIED_FAULT = (
+CONTRAST, CONTRAST_UNSPACED, JOINT, JOINT_UNSPACED, BEFORE_WHEN, WHEN, PERMITS, AGAIN, BEFORE_THING, LIKING, DECLINING, CLOSING, DENIED_FAULT, SALUTATION = (
     _alternatives(_CLAUSES[name])
     for name in (
         "contrast", "contrast_unspaced", "joint", "joint_unspaced", "before_when", "when", "permits", "again", "before_thing", "liking", "declining", "closing",
-        "denied_fault",
+        "denied_fault", "salutation",
     )
 )  # fmt: skip
+#: Scope of a wish -> regex alternatives of the words that say so; of languages without spaces.
+SCOPE_WORDS: dict[str, str] = {}
+SCOPE_UNSPACED: dict[str, str] = {}
+for _name in ("lasting", "once", "answer", "back"):
+    SCOPE_UNSPACED[_name] = _CLAUSES[_name].pop("unspaced")
+    SCOPE_WORDS[_name] = _alternatives(_CLAUSES[_name])

@@ -208,7 +208,7 @@ def load_model(
         config = AutoConfig.from_pretrained(source, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
         network = AutoModelForCausalLM.from_pretrained(
-            source, local_files_only=True, dtype=_dtype(dtype, config, target_device)
+            source, local_files_only=True, dtype=_dtype(dtype, config)
         )
     except (
         Exception
@@ -242,7 +242,7 @@ def default_threads(parameters: int, cores: int) -> int:
     return 1 if parameters < _SINGLE_THREAD_MAX_PARAMETERS else cores
 
 
-def _dtype(wanted: str, config: Any, device: torch.device) -> torch.dtype:
+def _dtype(wanted: str, config: Any) -> torch.dtype:
     if wanted != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[wanted]
     with torch.device("meta"):

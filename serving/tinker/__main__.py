@@ -10,82 +10,61 @@ import argparse
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from serving.ports import bind, listen
+from serving.openai_server.command_line import run, serve_engine, server_parser
 from serving.tinker.service import address, api_key
 from store.errors import ConfigError
-from store.keys import read_key_file
 from store.settings import Settings, default_environment
-
-_OPTION = "--port"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m serving.tinker",
-        description="Serve a model on a Tinker server, and versions of it, over an OpenAI-compatible HTTP interface.",
+    parser = server_parser(
+        "serving.tinker",
+        "Serve a model on a Tinker server, and versions of it, over an OpenAI-compatible HTTP interface.",
     )
-    add = parser.add_argument
-    add("--settings", type=Path, required=True, help="settings file, as the supervisor writes it")
-    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    add("--port", type=int, default=8000, help="port to listen on; 0: any free one (default: %(default)s)")
-    add(
-        "--api-key-file",
-        type=Path,
-        help="file that holds the key that clients must send as Bearer (default: none)",
+    parser.add_argument(
+        "--settings", type=Path, required=True, help="settings file, as the supervisor writes it"
     )
     return parser
 
 
+def check_key(arguments: argparse.Namespace) -> None:
+    """Raises ConfigError if there is no key for the server."""
+    api_key(Settings.load(arguments.settings))
+
+
+def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
+    """Raises: ConfigError: the tokenizer cannot be loaded, or the server refuses the settings."""
+    default_environment(TINKER_TELEMETRY="0")
+
+    from serving.tinker.local_tokenizer import load_local_tokenizer
+    from serving.tinker.tinker_engine import TinkerEngine
+
+    settings, failures = Settings.load(arguments.settings), list[ConfigError]()
+
+    def on_config_error(error: ConfigError) -> None:
+        failures.append(error)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    tokenizer = load_local_tokenizer(settings.model_path)
+    engine = TinkerEngine(settings, tokenizer, on_config_error=on_config_error)
+    title = f"{settings.model_name} of {address(settings)}"
+    names, root = [settings.policy], settings.model_path
+    serve_engine(engine, arguments, listener, title, served_names=names, root=root)
+    if failures:
+        raise failures[0]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT."""
-    arguments = build_parser().parse_args(argv)
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s tinker %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("patina").setLevel(logging.INFO)
-    try:
-        settings = Settings.load(arguments.settings)
-        api_key(settings)
-        listener = bind(arguments.host, arguments.port, option=_OPTION)
-        default_environment(TINKER_TELEMETRY="0")
-
-        from serving.openai_server.app import OpenAIServer
-        from serving.openai_server.serve import serve
-        from serving.tinker.local_tokenizer import load_local_tokenizer
-        from serving.tinker.tinker_engine import TinkerEngine
-
-        config_errors: list[ConfigError] = []
-
-        def on_config_error(error: ConfigError) -> None:
-            config_errors.append(error)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-        host = TinkerEngine(
-            settings, load_local_tokenizer(settings.model_path), on_config_error=on_config_error
-        )
-        server = OpenAIServer(
-            host,
-            served_names=[settings.policy],
-            root=settings.model_path,
-            api_key=read_key_file(arguments.api_key_file),
-        )
-        name, port = listen(listener, backlog=512, option=_OPTION)
-        print(
-            f"serving.tinker: {settings.model_name} of {address(settings)} on http://{name}:{port}",
-            file=sys.stderr,
-            flush=True,
-        )
-        serve(server, listener)
-        if config_errors:
-            raise config_errors[0]
-    except ConfigError as error:
-        print(f"serving.tinker: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run(build_parser().parse_args(argv), check_key, serve)
 
 
 if __name__ == "__main__":

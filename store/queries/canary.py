@@ -11,6 +11,7 @@ from sqlalchemy.engine import Row
 from store import schema
 from store.database import upsert
 from store.hashing import exact_json
+from store.queries.alias import move_alias
 from store.queries.common import aliases, chain_messages, lock_aliases, read_object
 from store.texts import first_user_text
 from store.values import (
@@ -123,11 +124,7 @@ def settle(
     elif stage is ReleaseStage.ROLLED_BACK and is_watched:
         goes_live = release.baseline_version
     if goes_live is not None:
-        connection.execute(
-            sa.insert(schema.alias_moves).values(
-                policy=release.policy, version=goes_live, moved_at=now, actor="canary"
-            )
-        )
+        move_alias(connection, release.policy, goes_live, at=now, actor="canary")
     return True
 
 

@@ -3,9 +3,9 @@
 selected        the turns that were named
 continuations   turns that hold a selected one in their history
 quotes          later turns under the same keys that repeat a line of one
-reactions       kept turns that a removed one reacted to: the reaction, its verdict and its hint go
-tainted         versions that were trained on any of these, and all that were made from them
-replies         turns that a tainted version answered under the same keys
+reactions       kept turns that a removed one reacted to: the reaction, its verdict, its hint and its wish go
+tainted         versions whose inputs hold any of these, and all that were made from them (`store.queries.lineage`)
+replies         turns under the same keys that a tainted version answered, or that were answered with a forgotten wish in the prompt
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from store import schema
 from store.errors import RecordError
 from store.hashing import ROOT
 from store.queries.common import aliases
-from store.queries.lineage import parents, trained_on
+from store.queries.lineage import trained_on
+from store.queries.wishes import answered_with, wishes
 from store.values import BASE_VERSION, AdapterState, Closure, Selection
 
 #: Shorter lines are not searched for: many people write them.
@@ -103,11 +104,13 @@ def find_closure(connection: sa.Connection, selection: Selection, *, with_replie
     replies: set[str] = set()
     while True:
         reactions = _reactions(connection, gone, lines)
-        tainted = trained_on(connection, gone | reactions)
+        with_wish = answered_with(connection, gone | reactions)
+        tainted = trained_on(connection, gone | reactions | with_wish)
         found = {
             turn.turn_id
             for turn in record.turns.values()
-            if turn.key_name in keys and turn.adapter_version in tainted.get(turn.policy, ())
+            if turn.key_name in keys
+            and (turn.turn_id in with_wish or turn.adapter_version in tainted.get(turn.policy, ()))
         } - (gone - replies)
         found |= _continuations(record, found) - (gone - replies)
         if found <= replies or not with_replies:
@@ -257,19 +260,25 @@ def _holding(
 
 
 def _reactions_holding(connection: sa.Connection, texts: list[str]) -> set[str]:
-    """Return the turns whose feedback, verdicts or owner's edits hold one of these texts."""
+    """Return the turns whose feedback, verdicts or wishes (the owner's wording too) hold one of these texts."""
     pattern = pattern_of(texts)
     found: set[str] = set()
     for table, names in (
         (schema.feedback, ("text",)),
         (schema.verdicts, ("hint", "detail")),
-        (schema.wish_edits, ("text",)),
+        (schema.wish_statements, ("text",)),
     ):
         for turn_id, *values in connection.execute(
             sa.select(table.c.turn_id, *(table.c[name] for name in names))
         ):
             if any(value and pattern.search(value) for value in values):
                 found.add(turn_id)
+    found |= {
+        statement.turn_id
+        for wish in wishes(connection)
+        if pattern.search(wish.text)
+        for statement in wish.statements
+    }
     return found
 
 
@@ -347,8 +356,8 @@ def _strings(value: Any) -> Iterator[str]:
 def _clean_versions(
     connection: sa.Connection, tainted: Mapping[str, Collection[int]]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the live version of each policy whose live version is tainted, and its newest clean ancestor whose files are there."""
-    a = schema.adapters.c
+    """Return the live version of each policy whose live version is tainted, and the newest one before it that was live, is clean and has its files."""
+    a, m = schema.adapters.c, schema.alias_moves.c
     moves = aliases(connection)
     live: dict[str, int] = {}
     clean: dict[str, int] = {}
@@ -356,13 +365,13 @@ def _clean_versions(
         version = moves[policy].version if policy in moves else BASE_VERSION
         if version not in versions:
             continue
-        rows = connection.execute(sa.select(a.version, a.state).where(a.policy == policy))
-        states = {row.version: row.state for row in rows}
-        of = parents(connection, policy)
         live[policy] = version
-        while version != BASE_VERSION and (
-            version in versions or states.get(version) != AdapterState.PUBLISHED.value
-        ):
-            version = of.get(version, BASE_VERSION)
-        clean[policy] = version
+        usable = sa.select(sa.func.max(a.version)).where(
+            a.policy == policy,
+            a.version < version,
+            a.version.not_in(sorted(versions)),
+            a.state == AdapterState.PUBLISHED.value,
+            a.version.in_(sa.select(m.version).where(m.policy == policy)),
+        )
+        clean[policy] = connection.execute(usable).scalar_one() or BASE_VERSION
     return live, clean

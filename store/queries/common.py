@@ -24,6 +24,8 @@ from store.values import (
     Json,
     StepReport,
     Verdict,
+    WishReading,
+    WishScope,
 )
 
 # ---- the life of a turn
@@ -153,6 +155,13 @@ def read_object(stored: str) -> Json:
     except ValueError as exc:
         return {"unreadable": f"this row cannot be read: {exc}"}
     return found if isinstance(found, dict) else {"unreadable": "this row cannot be read: it is no object"}
+
+
+def read_wish(text: str | None, scope: str | None) -> WishReading | None:
+    """Return the wish of a verdict's row; None where it has none, or a scope that no program wrote."""
+    if not text or scope not in frozenset(WishScope):
+        return None
+    return WishReading(text=text, scope=WishScope(scope))
 
 
 # ---- messages

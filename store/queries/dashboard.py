@@ -64,7 +64,7 @@ def conversations(
     t, states = schema.turns.c, schema.turn_states.c
     query = (
         sa.select(
-            t.turn_id, t.session_id, t.turn_index, t.kind, t.client, t.key_name, t.created_at, t.completion, t.history_node, states.stage,
+            t.turn_id, t.session_id, t.turn_index, t.kind, t.client, t.key_name, t.created_at, t.history_node, states.stage,
             states.drop_reason,
         )
         # Each turn has a state: outer, so that SQLite begins with the newest turns, not with all states.
@@ -100,7 +100,6 @@ def _conversation(
         trained=sum(row.stage == Stage.TRAINED.value for row in rows),
         is_opted_out=all(row.drop_reason == DropReason.OPTED_OUT.value for row in rows),
         last_message=messages.get(newest.history_node),
-        last_reply=newest.completion,
         first_at=rows[-1].created_at,
         last_at=newest.created_at,
     )

@@ -1,14 +1,15 @@
 """Deletion of what a person asks to forget, as one transaction; what belongs to it is found by `store.queries.closure`.
 
-After it the live versions are clean, the turns that remain of their batches wait to be trained again, and the removed ids are kept in
-`forgotten_turns`, so that a journal that still holds them cannot bring them back.
+After it the live versions are clean, and the turns that remain of the tainted ones' batches wait to be trained again: the trainer builds the
+next version from the base model out of what the record holds then. The removed ids are kept in `forgotten_turns`, so that a journal that
+still holds them cannot bring them back.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,10 +19,11 @@ from store.database import insert_ignore
 from store.hashing import ROOT, exact_json
 from store.lifecycle import DropReason, Event, Stage
 from store.queries import canary
+from store.queries.alias import move_alias
 from store.queries.closure import find_closure, pattern_of
 from store.queries.common import lock_aliases, move, prompt_ids, read_list
-from store.queries.lineage import lineage
-from store.values import AdapterState, Closure, Forgotten, LineageStep, Selection, StepRole
+from store.queries.wishes import answered_with, settle_wishes, wishes_stated_in
+from store.values import AdapterState, Closure, Forgotten, Selection, StepRole
 
 #: Ids in one statement.
 _CHUNK = 5_000
@@ -35,7 +37,7 @@ _ABOUT_TURNS = (
     schema.next_states,
     schema.feedback,
     schema.verdicts,
-    schema.wish_edits,
+    schema.wish_statements,
     schema.turn_states,
     schema.api_requests,
     schema.stored_completions,
@@ -58,27 +60,28 @@ def forget(
         connection.execute(sa.text("PRAGMA secure_delete=ON"))
     closure = find_closure(connection, selection, with_replies=with_replies)
     gone = closure.turns
-    replay = {
-        policy: tuple(lineage(connection, policy, closure.live[policy], clean))
-        for policy, clean in closure.clean.items()
-    }
+    batches = _batches(connection, closure)
     fingerprints = _turn_fingerprints(connection, gone, key)
+    stating = {*gone, *closure.reactions}
+    with_wish = sorted(answered_with(connection, stating) - set(gone))
+    wishes = wishes_stated_in(connection, stating)
     _detach(connection, gone)
+    _forget_wishes(connection, with_wish, now)
     _forget_reactions(connection, closure.reactions, gone, now)
     before = set(connection.execute(sa.select(schema.messages.c.hash)).scalars())
     _delete_turns(connection, gone, now)
+    settle_wishes(connection, wishes, now)
     nodes = _delete_unneeded(connection)
     after = set(connection.execute(sa.select(schema.messages.c.hash)).scalars())
     _delete_conversations(connection, selection, closure)
     folders = _retire_versions(connection, closure, now)
-    _untrain(connection, replay, {*gone, *closure.reactions}, now)
+    _untrain(connection, batches - {*stating, *with_wish}, now)
     return Forgotten(
         closure=closure,
         turns=fingerprints,
         messages=tuple(sorted(fingerprint(key, name) for name in before - after)),
         nodes=nodes,
         folders=folders,
-        replay=replay,
         at=now,
     )
 
@@ -105,6 +108,16 @@ def _turn_fingerprints(connection: sa.Connection, gone: Sequence[str], key: byte
 def _detach(connection: sa.Connection, gone: Sequence[str]) -> None:
     """Let the turns that stay rest on no removed one: their prompts are stored whole, and they begin a tree."""
     t = schema.turns.c
+    _store_whole_prompts(connection, gone)
+    for ids in _chunks(gone):
+        connection.execute(
+            sa.update(schema.turns).where(t.parent_turn_id.in_(ids)).values(parent_turn_id=None)
+        )
+
+
+def _store_whole_prompts(connection: sa.Connection, gone: Sequence[str]) -> None:
+    """Let the prompts of other turns rest on none of these."""
+    t = schema.turns.c
     removed = set(gone)
     for ids in _chunks(gone):
         resting = connection.execute(sa.select(t.turn_id).where(t.prompt_base_turn_id.in_(ids))).scalars()
@@ -115,9 +128,18 @@ def _detach(connection: sa.Connection, gone: Sequence[str]) -> None:
                 .where(t.turn_id == turn_id)
                 .values(prompt_base_turn_id=None, prompt_base_length=0, prompt_token_ids=whole)
             )
+
+
+def _forget_wishes(connection: sa.Connection, with_wish: Sequence[str], now: float) -> None:
+    """Remove the forgotten wishes from the prompts of turns that stay: of other keys, or with replies kept. Those turns train no more."""
+    _store_whole_prompts(connection, with_wish)
+    t = schema.turns.c
+    nothing = {"prompt_base_turn_id": None, "prompt_base_length": 0, "prompt_token_ids": "[]"}
+    for ids in _chunks(with_wish):
         connection.execute(
-            sa.update(schema.turns).where(t.parent_turn_id.in_(ids)).values(parent_turn_id=None)
+            sa.update(schema.turns).where(t.turn_id.in_(ids)).values(wish_text="", wish_place="", **nothing)
         )
+        _drop_forgotten(connection, ids, now)
 
 
 def _forget_reactions(
@@ -128,20 +150,15 @@ def _forget_reactions(
     for ids in _chunks(gone):
         connection.execute(sa.delete(schema.next_states).where(n.by_turn_id.in_(ids)))
     for ids in _chunks(reactions):
-        for table in (schema.verdicts, schema.feedback, schema.wish_edits):
+        for table in (schema.verdicts, schema.feedback, schema.wish_statements):
             connection.execute(sa.delete(table).where(table.c.turn_id.in_(ids)))
-        move(
-            connection,
-            ids,
-            Event.FORGET,
-            now,
-            drop_reason=DropReason.FORGOTTEN.value,
-            detail=None,
-            trained_in_version=None,
-            claimed_by=None,
-            lease_until=None,
-        )
+        _drop_forgotten(connection, ids, now)
         connection.execute(sa.delete(schema.step_turns).where(schema.step_turns.c.turn_id.in_(ids)))
+
+
+def _drop_forgotten(connection: sa.Connection, turn_ids: Sequence[str], now: float) -> None:
+    nothing: dict[str, Any] = dict.fromkeys(("detail", "trained_in_version", "claimed_by", "lease_until"))
+    move(connection, turn_ids, Event.FORGET, now, drop_reason=DropReason.FORGOTTEN.value, **nothing)
 
 
 def _delete_turns(connection: sa.Connection, gone: Sequence[str], now: float) -> None:
@@ -226,38 +243,37 @@ def _retire_versions(connection: sa.Connection, closure: Closure, now: float) ->
             canary.supersede(connection, policy, now, "it was trained on what is forgotten", version=version)
         if policy in closure.clean:
             canary.supersede(connection, policy, now, "an earlier version is live after a forget")
-            connection.execute(
-                sa.insert(schema.alias_moves).values(
-                    policy=policy, version=closure.clean[policy], moved_at=now, actor="forget"
-                )
-            )
+            move_alias(connection, policy, closure.clean[policy], at=now, actor="forget")
     return tuple(folders)
 
 
-def _untrain(
-    connection: sa.Connection,
-    replay: Mapping[str, Sequence[LineageStep]],
-    removed: Collection[str],
-    now: float,
-) -> None:
-    """Let what remains of the replayed batches wait to be trained again."""
+def _batches(connection: sa.Connection, closure: Closure) -> set[str]:
+    """Return the turns of the batches of those tainted versions that are between a version that goes live and the one that was."""
+    s, t, lv = schema.steps.c, schema.step_turns.c, schema.turn_states.c
+    found: set[str] = set()
+    for policy, clean in closure.clean.items():
+        versions = [one for one in closure.tainted[policy] if clean < one <= closure.live[policy]]
+        named = sa.select(lv.turn_id).where(lv.policy == policy, lv.trained_in_version.in_(versions))
+        claimed = (
+            sa.select(t.turn_id)
+            .join(schema.steps, s.step_id == t.step_id)
+            .where(s.policy == policy, s.version.in_(versions), t.role == StepRole.BATCH.value)
+        )
+        for query in (named, claimed):
+            found.update(connection.execute(query).scalars())
+    return found
+
+
+def _untrain(connection: sa.Connection, batches: Collection[str], now: float) -> None:
+    """Let what remains of these batches wait to be trained again."""
     lv = schema.turn_states.c
     columns: dict[str, Any] = {"trained_in_version": None, "drop_reason": None, "detail": None}
-    for policy, steps in replay.items():
-        versions = [step.version for step in steps]
-        trained = connection.execute(
-            sa.select(lv.turn_id).where(lv.policy == policy, lv.trained_in_version.in_(versions))
-        ).scalars()
-        for ids in _chunks([one for one in trained if one not in removed]):
-            move(connection, ids, Event.UNTRAIN, now, only=(Stage.TRAINED,), **columns)
-        late = sa.and_(
-            lv.policy == policy, lv.trained_in_version.in_(versions), lv.stage == Stage.ANSWERED.value
-        )
+    decided = lv.drop_reason.in_([reason.value for reason in _DECIDED_BY_STEP])
+    for ids in _chunks(sorted(batches)):
+        move(connection, ids, Event.UNTRAIN, now, only=(Stage.TRAINED,), **columns)
+        move(connection, ids, Event.UNTRAIN, now, only=(Stage.DROPPED,), extra=decided, **columns)
+        late = sa.and_(lv.turn_id.in_(ids), lv.stage == Stage.ANSWERED.value)
         connection.execute(sa.update(schema.turn_states).where(late).values(trained_in_version=None))
-        batches = {turn_id for step in steps for turn_id, _ in step.inputs.turns[StepRole.BATCH]}
-        for ids in _chunks(sorted(batches - set(removed))):
-            decided = lv.drop_reason.in_([reason.value for reason in _DECIDED_BY_STEP])
-            move(connection, ids, Event.UNTRAIN, now, only=(Stage.DROPPED,), extra=decided, **columns)
 
 
 def forgotten_among(connection: sa.Connection, turn_ids: Collection[str]) -> set[str]:

@@ -1,19 +1,16 @@
-"""Which version was computed from which, and from what: what `forget` and `retrain` ask."""
+"""Which version was computed from which, and from what: what `forget` asks."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator
 
 import sqlalchemy as sa
 
 from store import schema
-from store.values import BASE_VERSION, LineageStep, StepInputs, StepRole
+from store.values import StepRole
 
 #: Ids in one statement.
 _CHUNK = 10_000
-#: What a version was trained on. The window of the baseline is not among it: of that only a mean of verdicts enters.
-TRAINED_ON = (StepRole.BATCH, StepRole.REPLAY, StepRole.REMEMBERED)
 
 
 def parents(connection: sa.Connection, policy: str) -> dict[int, int]:
@@ -23,64 +20,37 @@ def parents(connection: sa.Connection, policy: str) -> dict[int, int]:
     return {row.version: row.parent_version for row in rows}
 
 
-def lineage(
-    connection: sa.Connection, policy: str, version: int, start: int = BASE_VERSION
-) -> list[LineageStep]:
-    """Return the versions from ``start`` (not among them) to ``version``, oldest first.
+def trained_on(
+    connection: sa.Connection, turn_ids: Collection[str], *, but: Collection[StepRole] = ()
+) -> dict[str, set[int]]:
+    """Return the versions, by policy, whose inputs hold one of these turns, and all that were made from them.
 
-    Where ``start`` is no ancestor, they begin at the base model.
-    """
-    of = parents(connection, policy)
-    chain = []
-    while version not in (start, BASE_VERSION) and version in of:
-        chain.append(version)
-        version = of[version]
-    return [_step(connection, policy, one, of[one]) for one in reversed(chain)]
-
-
-def _step(connection: sa.Connection, policy: str, version: int, parent: int) -> LineageStep:
-    s, t = schema.steps.c, schema.step_turns.c
-    row = connection.execute(
-        sa.select(s.step_id, s.inputs).where(s.policy == policy, s.version == version)
-    ).first()
-    stored = json.loads(row.inputs) if row is not None else {}
-    turns: dict[StepRole, list[tuple[str, int]]] = {role: [] for role in StepRole}
-    if row is not None:
-        used = sa.select(t.role, t.turn_id, t.verdict_id).where(t.step_id == row.step_id).order_by(t.position)
-        for one in connection.execute(used):
-            turns[StepRole(one.role)].append((one.turn_id, one.verdict_id))
-    inputs = StepInputs(
-        turns={role: tuple(some) for role, some in turns.items()},
-        edit_id=int(stored.get("edit_id", 0)),
-        state=stored.get("state", {}),
-        settings=stored.get("settings", {}),
-    )
-    return LineageStep(policy=policy, version=version, parent_version=parent, inputs=inputs)
-
-
-def trained_on(connection: sa.Connection, turn_ids: Collection[str]) -> dict[str, set[int]]:
-    """Return the versions, by policy, that were trained on one of these turns, and all that descend from them.
-
+    A version that begins at the base model descends from none (`AdapterVersion.parent_version` is 0).
     A version of before the inputs were recorded counts by the turns that name it, and when it was rejected and is younger than the
     oldest of them.
+
+    Args:
+        but: roles that do not count.
     """
     found: dict[str, set[int]] = {}
     every = sorted(turn_ids)
     for start in range(0, len(every), _CHUNK):
-        for policy, version in _directly_trained_on(connection, every[start : start + _CHUNK]):
+        for policy, version in _directly_trained_on(connection, every[start : start + _CHUNK], but):
             found.setdefault(policy, set()).add(version)
     return {
         policy: with_descendants(versions, parents(connection, policy)) for policy, versions in found.items()
     }
 
 
-def _directly_trained_on(connection: sa.Connection, ids: list[str]) -> Iterator[tuple[str, int]]:
+def _directly_trained_on(
+    connection: sa.Connection, ids: list[str], but: Collection[StepRole]
+) -> Iterator[tuple[str, int]]:
     s, t, lv = schema.steps.c, schema.step_turns.c, schema.turn_states.c
     a = schema.adapters.c
     used = (
         sa.select(s.policy, s.version)
         .join(schema.step_turns, t.step_id == s.step_id)
-        .where(t.turn_id.in_(ids), t.role.in_([role.value for role in TRAINED_ON]), s.version.is_not(None))
+        .where(t.turn_id.in_(ids), t.role.not_in(sorted(but)), s.version.is_not(None))
     )
     named = sa.select(lv.policy, lv.trained_in_version).where(
         lv.turn_id.in_(ids), lv.trained_in_version.is_not(None)

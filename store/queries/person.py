@@ -1,4 +1,4 @@
-"""What a person (or a program for one) asks and sets: status, versions, rollback, pause, wishes, trajectories."""
+"""What a person (or a program for one) asks and sets: status, versions, rollback, pause, trajectories."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from store import schema
 from store.errors import RecordError
 from store.lifecycle import DropReason, Stage
 from store.queries import canary
+from store.queries.alias import move_alias
 from store.queries.common import (
     adapter,
     adapter_of,
@@ -23,11 +24,10 @@ from store.queries.common import (
     heartbeat_of,
     lock_aliases,
     own_turns,
-    read_list,
     set_control,
     step_of,
 )
-from store.queries.lineage import parents
+from store.queries.lineage import trained_on
 from store.values import (
     BASE_VERSION,
     AdapterState,
@@ -38,12 +38,11 @@ from store.values import (
     Json,
     RecordStatus,
     Relation,
-    StatedHint,
+    StepRole,
     TurnFate,
     TurnKind,
     TurnProgress,
     UnusedComplaint,
-    WishEdit,
 )
 
 #: Turns of one key that its status counts: over more, a request would take seconds.
@@ -168,9 +167,7 @@ def rollback(
         _servable(connection, policy, version)
     lock_aliases(connection)
     canary.supersede(connection, policy, now, f"{actor} made version {version} live")
-    connection.execute(
-        sa.insert(schema.alias_moves).values(policy=policy, version=version, moved_at=now, actor=actor)
-    )
+    move_alias(connection, policy, version, at=now, actor=actor)
 
 
 def readmit(connection: sa.Connection, policy: str, version: int, *, reason: str) -> None:
@@ -212,9 +209,7 @@ def refuse(
     )
     if live != version:
         return live
-    connection.execute(
-        sa.insert(schema.alias_moves).values(policy=policy, version=ancestor, moved_at=now, actor=actor)
-    )
+    move_alias(connection, policy, ancestor, at=now, actor=actor)
     return ancestor
 
 
@@ -339,89 +334,9 @@ def turn_progress(connection: sa.Connection, key_name: str, turn_id: str) -> Tur
         return None
     move = aliases(connection).get(policy)
     version = move.version if move is not None else BASE_VERSION
-    trained_in = fate.trained_in_version
-    if trained_in is not None and version > trained_in:
-        parent_of = parents(connection, policy)
-        while version > trained_in:
-            version = parent_of.get(version, BASE_VERSION)
-    return TurnProgress(fate=fate, policy=policy, is_live=version == trained_in)
-
-
-def add_wish_edits(connection: sa.Connection, policy: str, edits: Sequence[WishEdit], now: float) -> None:
-    """Store what the owner changed in the playbook.
-
-    Raises:
-        RecordError: a turn of these edits is not in the record.
-    """
-    t = schema.turns.c
-    wanted = {edit.turn_id for edit in edits}
-    known = set(connection.execute(sa.select(t.turn_id).where(t.turn_id.in_(sorted(wanted)))).scalars())
-    if missing := sorted(wanted - known):
-        raise RecordError(f"turn {missing[0]} is not in the record: its wish cannot be changed")
-    if edits:
-        connection.execute(
-            sa.insert(schema.wish_edits),
-            [
-                {"policy": policy, "turn_id": edit.turn_id, "text": edit.text, "created_at": now}
-                for edit in edits
-            ],
-        )
-
-
-def newest_wish_edit(connection: sa.Connection) -> int:
-    """Return the number of the newest edit of any policy, 0 when there is none."""
-    return int(connection.execute(sa.select(sa.func.max(schema.wish_edits.c.edit_id))).scalar_one() or 0)
-
-
-def wish_edits(connection: sa.Connection, until: int | None = None) -> dict[str, list[WishEdit]]:
-    """Return the edits that count, by policy: of each turn its newest words, and a withdrawal where that is the newest row.
-
-    A withdrawn wish keeps its edited words, because it is unlearnt by them. Withdrawals come last.
-
-    Args:
-        until: number of the newest edit that counts; None: all do.
-    """
-    e = schema.wish_edits.c
-    words: dict[str, dict[str, str]] = {}
-    withdrawn: dict[str, dict[str, None]] = {}
-    query = sa.select(e.policy, e.turn_id, e.text).order_by(e.edit_id)
-    rows = connection.execute(query if until is None else query.where(e.edit_id <= until))
-    for policy, turn_id, text in rows:
-        withdrawn.setdefault(policy, {}).pop(turn_id, None)
-        if text is None:
-            withdrawn[policy][turn_id] = None
-        else:
-            words.setdefault(policy, {})[turn_id] = text
-    return {
-        policy: [
-            *(WishEdit(turn_id=turn_id, text=text) for turn_id, text in words.get(policy, {}).items()),
-            *(WishEdit(turn_id=turn_id, text=None) for turn_id in removed),
-        ]
-        for policy, removed in withdrawn.items()
-    }
-
-
-def stated_hints(connection: sa.Connection, policy: str, turn_ids: Sequence[str]) -> list[StatedHint]:
-    """Return these turns and all others of the policy with a hint in the same words, oldest first."""
-    v, t = schema.verdicts.c, schema.turns.c
-    hints = sa.select(v.hint).where(v.turn_id.in_(list(turn_ids)), v.hint.is_not(None), _is_newest_verdict())
-    rows = connection.execute(
-        sa.select(t.turn_id, v.hint, v.wishes, t.created_at)
-        .join(schema.verdicts, v.turn_id == t.turn_id)
-        .where(
-            t.policy == policy, v.hint.in_(list(connection.execute(hints).scalars())), _is_newest_verdict()
-        )
-        .order_by(t.created_at, t.turn_id)
-    )
-    return [
-        StatedHint(
-            turn_id=row.turn_id,
-            hint=row.hint,
-            wishes=tuple(read_list(row.wishes)),
-            created_at=row.created_at,
-        )
-        for row in rows
-    ]
+    taught = trained_on(connection, [turn_id], but=[StepRole.RECENT]).get(policy, ())
+    is_live = fate.trained_in_version is not None and version in taught
+    return TurnProgress(fate=fate, policy=policy, is_live=is_live)
 
 
 def unused_complaints(connection: sa.Connection, policy: str, since: float) -> list[UnusedComplaint]:
@@ -531,7 +446,8 @@ def judgements(connection: sa.Connection, turn_ids: Sequence[str]) -> dict[str, 
         v.value,
         v.hint,
         v.hint_is_reaction,
-        v.wishes,
+        v.wish,
+        v.wish_scope,
         v.source,
         v.confidence,
         v.detail,
@@ -539,7 +455,7 @@ def judgements(connection: sa.Connection, turn_ids: Sequence[str]) -> dict[str, 
     )
     for verdict in connection.execute(verdicts.where(v.turn_id.in_(ids)).order_by(v.verdict_id)):
         one = dict(verdict._mapping)
-        one |= {name: json.loads(one[name]) for name in ("wishes", "detail")}
+        one["detail"] = json.loads(one["detail"])
         found[one.pop("turn_id")]["verdicts"].append(one)
     given = sa.select(f.turn_id, f.score, f.text, f.created_at).where(f.turn_id.in_(ids))
     for entry in connection.execute(given.order_by(f.created_at, f.feedback_id)):

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Row
 
 from store import schema
-from store.hashing import exact_json
 from store.lifecycle import DropReason, Event, Stage
 from store.queries.common import bodies, chain_messages, completion_of, encode_verdict_detail, move
+from store.queries.wishes import take_wish
 from store.values import AnsweredTurn, Feedback, NextState, Relation, Verdict
 
 _HOUR_S = 3_600.0
@@ -84,7 +84,7 @@ def _answered(connection: sa.Connection, row: Row[Any]) -> AnsweredTurn:
 def add_verdict(
     connection: sa.Connection, verdict: Verdict, *, drop: DropReason | None = None, most_per_hour: int = 0
 ) -> None:
-    """Store a verdict and move its turn to scored, or with ``drop`` to dropped.
+    """Store a verdict with its wish, and move its turn to scored, or with ``drop`` to dropped.
 
     Args:
         most_per_hour: verdicts of one key within an hour that may train; a turn beyond them is dropped. 0: no limit.
@@ -95,13 +95,16 @@ def add_verdict(
     trained_in = _trained_in(connection, verdict.turn_id)
     if drop is None and most_per_hour and has_signal and _trainable(connection, verdict) >= most_per_hour:
         drop = DropReason.OVER_LIMIT
+    if drop is not DropReason.OVER_LIMIT:
+        take_wish(connection, verdict)
     connection.execute(
         sa.insert(schema.verdicts).values(
             turn_id=verdict.turn_id,
             value=verdict.value,
             hint=verdict.hint,
             hint_is_reaction=verdict.hint_is_reaction,
-            wishes=exact_json(list(verdict.wishes)),
+            wish=verdict.wish.text if verdict.wish else None,
+            wish_scope=verdict.wish.scope.value if verdict.wish else None,
             source=verdict.source[:256],
             confidence=verdict.confidence,
             detail=encode_verdict_detail(verdict),

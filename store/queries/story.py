@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from store import schema
 from store.hashing import ROOT
 from store.lifecycle import DropReason
-from store.queries.common import chain_messages, read_json, read_list, read_message, read_object
+from store.queries.common import chain_messages, read_json, read_message, read_object
 from store.values import Completion, Json, Relation, Remembered, TurnKind
 
 #: Of a long history only its end is read back: what was asked last, and how it was answered before.
@@ -40,7 +40,7 @@ def story(connection: sa.Connection, reference: str) -> Json | None:
     columns = (
         t.turn_id, t.completion_id, t.session_id, t.parent_turn_id, t.turn_index, t.kind, t.relation, t.link_reason, t.kind_reason,
         t.kind_evidence, t.first_kind, t.first_kind_reason, t.first_kind_evidence, t.link_confidence, t.policy, t.key_name, t.adapter_version, t.client, t.user, t.created_at, t.preamble_node, t.history_node,
-        t.request, t.completion, t.tool_calls, t.finish_reason, t.drop_detail,
+        t.request, t.completion, t.tool_calls, t.finish_reason, t.drop_detail, t.wish_text, t.wish_place,
         lv.stage, lv.drop_reason, lv.trained_in_version,
     )  # fmt: skip
     query = sa.select(*columns).join(schema.turn_states, lv.turn_id == t.turn_id)
@@ -81,14 +81,11 @@ def story(connection: sa.Connection, reference: str) -> Json | None:
     )
     verdicts = _rows(
         connection,
-        sa.select(v.value, v.hint, v.wishes, v.source, v.confidence, v.detail, v.created_at)
+        sa.select(v.value, v.hint, v.wish, v.wish_scope, v.source, v.confidence, v.detail, v.created_at)
         .where(v.turn_id == turn_id)
         .order_by(v.verdict_id),
     )
-    found["verdicts"] = [
-        {**verdict, "wishes": read_list(verdict["wishes"]), "detail": read_object(verdict["detail"])}
-        for verdict in verdicts
-    ]
+    found["verdicts"] = [{**verdict, "detail": read_object(verdict["detail"])} for verdict in verdicts]
     return found
 
 

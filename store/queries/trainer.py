@@ -10,11 +10,12 @@ import sqlalchemy as sa
 
 from store import schema
 from store.database import insert_ignore, upsert
-from store.errors import AliasMoved, ClaimLost
+from store.errors import AliasMoved, ClaimLost, MadeOfForgotten
 from store.hashing import exact_json
 from store.heartbeats import SILENT_S
 from store.lifecycle import DropReason, Event, Stage
 from store.queries import canary
+from store.queries.alias import move_alias
 from store.queries.common import adapter as find_adapter
 from store.queries.common import (
     aliases,
@@ -26,6 +27,7 @@ from store.queries.common import (
     lock_aliases,
     move,
     prompt_ids,
+    read_wish,
     set_control,
     step_of,
 )
@@ -33,6 +35,7 @@ from store.queries.forget import forgotten_among
 from store.values import (
     BASE_VERSION,
     LOOP_SOURCE,
+    NO_SOURCE,
     Activity,
     AdapterState,
     AdapterVersion,
@@ -40,10 +43,10 @@ from store.values import (
     RecentVerdict,
     ScoredTurn,
     StepReport,
-    StepRole,
     TurnKind,
     Verdict,
     Waiting,
+    WishScope,
     gateway_name,
 )
 
@@ -53,16 +56,22 @@ TRAIN_NOW = "train_now"
 _ACTIVITY_TURNS = 200
 
 
-def waiting(connection: sa.Connection, *, hint_only: bool = False) -> dict[str, Waiting]:
-    """Return what waits to be trained, by policy.
+def waiting(
+    connection: sa.Connection, *, wishes: bool = True, sources: Sequence[str] | None = None
+) -> dict[str, Waiting]:
+    """Return what has been scored and not claimed, by policy.
 
     Args:
-        hint_only: count only turns with a hint as ready (methods that do not read the verdict), not those with a
-            verdict of +1 or -1 as well.
+        wishes: whether a stated wish counts as a signal.
+        sources: beginnings of `Verdict.source` of which +1 and -1 count; None: of all.
     """
     lv, v = schema.turn_states.c, schema.verdicts.c
-    has_signal = v.hint.is_not(None) if hint_only else sa.or_(v.hint.is_not(None), v.value != 0)
-    complained_at = sa.case((_complains(hint_only), lv.stage_since))
+    states_wish = v.wish_scope == WishScope.LASTING.value if wishes else sa.false()
+    counted = (
+        sa.true() if sources is None else sa.or_(sa.false(), *(v.source.startswith(one) for one in sources))
+    )
+    has_signal = sa.or_(states_wish, sa.and_(v.value != 0, counted))
+    complained_at = sa.case((sa.or_(states_wish, sa.and_(v.value < 0, counted)), lv.stage_since))
     rows = connection.execute(
         sa.select(
             lv.policy,
@@ -97,12 +106,6 @@ def _newest_verdict() -> sa.ScalarSelect[Any]:
     return number.correlate(schema.turn_states).scalar_subquery()
 
 
-def _complains(hint_only: bool = False) -> sa.ColumnElement[bool]:
-    """Whether a verdict asks for something: it has a hint or, where values are read, is negative."""
-    v = schema.verdicts.c
-    return v.hint.is_not(None) if hint_only else sa.or_(v.hint.is_not(None), v.value < 0)
-
-
 def activity(connection: sa.Connection, now: float) -> Activity:
     """Return what the gateways do now (Unix time, seconds). Heartbeats that are older than some seconds do not count."""
     h, t = schema.heartbeats.c, schema.turns.c
@@ -130,7 +133,7 @@ def claim(
 ) -> list[ScoredTurn]:
     """Take up to ``limit`` scored turns for ``worker`` until the lease runs out: the oldest first, thanks last."""
     lv, v = schema.turn_states.c, schema.verdicts.c
-    is_thanks = sa.and_(v.value > 0, v.hint.is_(None))
+    is_thanks = sa.and_(v.value > 0, v.wish.is_(None))
     ids = list(
         (
             connection.execute(
@@ -211,16 +214,18 @@ def publish(
     worker: str,
     actor: str = "trainer",
     canary_share: float = 0.0,
+    live: int | None = None,
 ) -> None:
     """Publish a version, move the alias to it and mark its turns trained: one transaction, all or nothing.
 
     Args:
         canary_share: above 0 the alias stays, and the version serves this share of the new conversations first.
+        live: the version that was live when the attempt began; None: its parent.
 
     Raises:
         ClaimLost: ``worker`` does not hold one of the turns any more: its lease ran out. Nothing is written, so that no turn
             is ever trained twice.
-        AliasMoved: the live version is not the parent any more: a rollback came while this one was trained, and
+        AliasMoved: another version is live by now: a rollback came while this one was trained, and
             publishing it would undo that. Nothing is written.
     """
     moved = _end_claim(
@@ -239,12 +244,13 @@ def publish(
         )
     # After the turns: a worker that was late must not take another's version of the same bytes for its own, and remove it.
     lock_aliases(connection)
-    live = aliases(connection).get(adapter.policy)
-    version = live.version if live is not None else BASE_VERSION
-    if version != adapter.parent_version:
+    move_now = aliases(connection).get(adapter.policy)
+    version = move_now.version if move_now is not None else BASE_VERSION
+    expected = adapter.parent_version if live is None else live
+    if version != expected:
         raise AliasMoved(
-            f"version {adapter.version} was trained from version {adapter.parent_version}, and version {version} was made "
-            "live meanwhile: it is not published"
+            f"version {adapter.version} was to replace version {expected}, and version {version} was made live meanwhile: it is "
+            "not published"
         )
     _insert_adapter(connection, adapter)
     _upsert_step(connection, step)
@@ -252,11 +258,7 @@ def publish(
         canary.begin(connection, adapter.policy, adapter.version, version, canary_share, adapter.created_at)
         return
     canary.supersede(connection, adapter.policy, adapter.created_at, f"version {adapter.version} is live")
-    connection.execute(
-        sa.insert(schema.alias_moves).values(
-            policy=adapter.policy, version=adapter.version, moved_at=adapter.created_at, actor=actor
-        )
-    )
+    move_alias(connection, adapter.policy, adapter.version, at=adapter.created_at, actor=actor)
 
 
 def reject(
@@ -271,7 +273,7 @@ def reject(
     """Record a version the gate refused; those of its turns that ``worker`` holds go back or, when they caused it twice, out.
 
     Raises:
-        ClaimLost: it was trained on what was forgotten meanwhile. Nothing is written.
+        MadeOfForgotten: nothing is written.
     """
     _refuse_forgotten(connection, adapter, step)
     _insert_adapter(connection, adapter)
@@ -288,12 +290,12 @@ def reject(
 
 
 def _refuse_forgotten(connection: sa.Connection, adapter: AdapterVersion, step: StepReport) -> None:
-    """Raises: ClaimLost: the version was computed from what a person has had forgotten meanwhile."""
+    """Raises: MadeOfForgotten: the version was computed from what a person has had forgotten meanwhile."""
     used = {turn_id for one in step.inputs.turns.values() for turn_id, _ in one} if step.inputs else set()
     parent = find_adapter(connection, adapter.policy, adapter.parent_version)
     is_tainted = parent is not None and parent.state is AdapterState.FORGOTTEN
     if is_tainted or forgotten_among(connection, used):
-        raise ClaimLost(f"version {adapter.version} was computed from what was forgotten meanwhile")
+        raise MadeOfForgotten(f"version {adapter.version} was computed from what was forgotten meanwhile")
 
 
 def write_step(connection: sa.Connection, step: StepReport) -> None:
@@ -323,7 +325,7 @@ def mark_pruned(connection: sa.Connection, policy: str, versions: Sequence[int])
 def trained_turns(
     connection: sa.Connection, policy: str, *, version: int | None = None, limit: int = 1000
 ) -> list[ScoredTurn]:
-    """Return turns that were trained (in ``version``), newest first: for `why` and for replay."""
+    """Return turns that were trained (in ``version``), newest first."""
     lv = schema.turn_states.c
     query = sa.select(lv.turn_id).where(lv.policy == policy)
     if version is None:
@@ -334,6 +336,52 @@ def trained_turns(
         query = query.where(lv.trained_in_version == version, is_trained)
     ids = list((connection.execute(query.order_by(lv.stage_since.desc(), lv.turn_id).limit(limit))).scalars())
     return [_scored(connection, turn_id) for turn_id in ids]
+
+
+def accepted_turns(connection: sa.Connection, policy: str, limit: int) -> list[ScoredTurn]:
+    """Return replies that were served with wishes in their prompt and that nobody complained about, the newest first."""
+    rows = connection.execute(_accepted(policy).order_by(schema.turns.c.created_at.desc()).limit(limit))
+    return [_scored(connection, row.turn_id) for row in rows]
+
+
+def count_accepted(connection: sa.Connection, policy: str) -> int:
+    """Return how many `accepted_turns` there are."""
+    return int(
+        connection.execute(sa.select(sa.func.count()).select_from(_accepted(policy).subquery())).scalar_one()
+    )
+
+
+def _accepted(policy: str) -> sa.Select[Any]:
+    t, lv, v, w = schema.turns.c, schema.turn_states.c, schema.verdicts.c, schema.verdicts.alias("w")
+    newest = sa.select(sa.func.max(w.c.verdict_id)).where(w.c.turn_id == t.turn_id).scalar_subquery()
+    return (
+        sa.select(t.turn_id, t.created_at)
+        .select_from(
+            schema.turns.join(schema.turn_states, lv.turn_id == t.turn_id).outerjoin(
+                schema.verdicts, v.verdict_id == newest
+            )
+        )
+        .where(
+            t.policy == policy,
+            t.kind == TurnKind.MAIN.value,
+            t.wish_text != "",
+            t.completion_token_ids != "[]",
+            sa.or_(lv.drop_reason.is_(None), lv.drop_reason.in_([one.value for one in _ACCEPTED_DROPS])),
+            sa.or_(v.value.is_(None), v.value >= 0),
+        )
+    )
+
+
+#: Drops of turns whose replies are as good as any other: nothing was said about them, or their batch came to nothing.
+_ACCEPTED_DROPS = (
+    DropReason.NO_NEXT_STATE,
+    DropReason.ABSTAINED,
+    DropReason.NO_SIGNAL,
+    DropReason.OVER_LIMIT,
+    DropReason.STALE,
+    DropReason.GATE_REJECTED,
+    DropReason.STEP_FAILED,
+)
 
 
 def scored_turns(connection: sa.Connection, turn_ids: Sequence[str]) -> list[ScoredTurn]:
@@ -386,63 +434,16 @@ def _end_claim(
     )
 
 
-def claim_turns(
-    connection: sa.Connection, turn_ids: Sequence[str], *, worker: str, lease_s: float, now: float
-) -> list[str]:
-    """Take those of these turns that wait to be trained; returns them in the given order."""
-    lv = schema.turn_states.c
-    move(connection, turn_ids, Event.CLAIM, now, claimed_by=worker, lease_until=now + lease_s)
-    held = set(
-        connection.execute(
-            sa.select(lv.turn_id).where(lv.turn_id.in_(list(turn_ids)), lv.claimed_by == worker)
-        ).scalars()
-    )
-    return [turn_id for turn_id in turn_ids if turn_id in held]
-
-
-def turns_as_scored(connection: sa.Connection, used: Sequence[tuple[str, int]]) -> list[ScoredTurn]:
-    """Return turns with the verdicts of these numbers (0: the newest), those that are still in the record, in the given order."""
-    v = schema.verdicts.c
-    ids = [turn_id for turn_id, _ in used]
-    rows = connection.execute(sa.select(v.turn_id, v.verdict_id).where(v.turn_id.in_(ids)))
-    known = {(row.turn_id, row.verdict_id) for row in rows}
-    known |= {(turn_id, 0) for turn_id, _ in known}
-    return [
-        _scored(connection, turn_id, verdict_id)
-        for turn_id, verdict_id in used
-        if (turn_id, verdict_id) in known
-    ]
-
-
-def verdict_values(connection: sa.Connection, verdict_ids: Sequence[int]) -> dict[int, int]:
-    """Return the values of these verdicts, those that are still in the record, by number."""
-    v = schema.verdicts.c
-    rows = connection.execute(sa.select(v.verdict_id, v.value).where(v.verdict_id.in_(list(verdict_ids))))
-    return {row.verdict_id: int(row.value) for row in rows if row.value is not None}
-
-
-def add_version(connection: sa.Connection, adapter: AdapterVersion, step: StepReport) -> None:
-    """Store a version of a branch that is not live, with its step.
-
-    Raises:
-        ClaimLost: it was trained on what was forgotten meanwhile. Nothing is written.
-    """
-    _refuse_forgotten(connection, adapter, step)
-    _insert_adapter(connection, adapter)
-    _upsert_step(connection, step)
-
-
-def _scored(connection: sa.Connection, turn_id: str, verdict_id: int = 0) -> ScoredTurn:
+def _scored(connection: sa.Connection, turn_id: str) -> ScoredTurn:
     row = (connection.execute(sa.select(schema.turns).where(schema.turns.c.turn_id == turn_id))).one()
     v, n = schema.verdicts.c, schema.next_states.c
     newest = sa.select(schema.verdicts).where(v.turn_id == turn_id).order_by(v.verdict_id.desc()).limit(1)
-    verdict = connection.execute(newest.where(v.verdict_id == verdict_id) if verdict_id else newest).one()
+    verdict = connection.execute(newest).one_or_none()
     next_text = (
         connection.execute(
             sa.select(n.text).where(n.turn_id == turn_id).order_by(n.created_at.desc(), n.by_turn_id).limit(1)
         )
     ).scalar_one_or_none()
-    detail, follow_up, share = decode_verdict_detail(verdict.detail)
     return ScoredTurn(
         turn_id=row.turn_id,
         session_id=row.session_id,
@@ -456,33 +457,33 @@ def _scored(connection: sa.Connection, turn_id: str, verdict_id: int = 0) -> Sco
         prompt_token_ids=tuple(prompt_ids(connection, turn_id)),
         temperature=row.temperature,
         logprob_mode=LogprobMode(row.logprob_mode),
-        verdict=Verdict(
-            turn_id=turn_id,
-            value=verdict.value,
-            hint=verdict.hint,
-            hint_is_reaction=verdict.hint_is_reaction,
-            wishes=tuple(json.loads(verdict.wishes)),
-            follow_up=follow_up,
-            source=verdict.source,
-            confidence=verdict.confidence,
-            share=share,
-            detail=detail,
-            created_at=verdict.created_at,
-        ),
+        verdict=_verdict(turn_id, verdict, row.finished_at),
         next_text=next_text or "",
         created_at=row.created_at,
-        verdict_id=verdict.verdict_id,
-        is_late=_is_late(connection, turn_id, verdict.verdict_id),
+        verdict_id=verdict.verdict_id if verdict is not None else 0,
+        wish_text=row.wish_text,
+        wish_place=row.wish_place,
     )
 
 
-def _is_late(connection: sa.Connection, turn_id: str, verdict_id: int) -> bool:
-    """Whether an earlier verdict of the turn was in a batch."""
-    t = schema.step_turns.c
-    earlier = sa.and_(
-        t.turn_id == turn_id, t.role == StepRole.BATCH.value, t.verdict_id > 0, t.verdict_id < verdict_id
+def _verdict(turn_id: str, row: sa.Row[Any] | None, at: float) -> Verdict:
+    """Return a verdict as a value; nobody's, where a turn has none."""
+    if row is None:
+        return Verdict(turn_id=turn_id, value=None, source=NO_SOURCE, created_at=at)
+    detail, follow_up, share = decode_verdict_detail(row.detail)
+    return Verdict(
+        turn_id=turn_id,
+        value=row.value,
+        hint=row.hint,
+        hint_is_reaction=row.hint_is_reaction,
+        wish=read_wish(row.wish, row.wish_scope),
+        follow_up=follow_up,
+        source=row.source,
+        confidence=row.confidence,
+        share=share,
+        detail=detail,
+        created_at=row.created_at,
     )
-    return bool(connection.execute(sa.select(sa.exists().where(earlier))).scalar_one())
 
 
 def _insert_adapter(connection: sa.Connection, adapter: AdapterVersion) -> None:
@@ -516,9 +517,7 @@ def _upsert_step(connection: sa.Connection, step: StepReport) -> None:
     }
     if step.inputs is not None:
         inputs = step.inputs
-        values["inputs"] = exact_json(
-            {"edit_id": inputs.edit_id, "state": inputs.state, "settings": inputs.settings}
-        )
+        values["inputs"] = exact_json({"state": inputs.state, "settings": inputs.settings})
     upsert(connection, schema.steps, values, ["step_id"])
     if step.inputs is not None:
         rows = [

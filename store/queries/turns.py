@@ -352,6 +352,8 @@ def _columns(turn: NewTurn) -> Json:
         "reply_key": turn.reply_key,
         "completion_key": text_key(completion.text),
         "drop_detail": turn.drop_detail,
+        "wish_text": turn.wish_text,
+        "wish_place": turn.wish_place,
         "main_drop_reason": None if turn.main_drop_reason is None else turn.main_drop_reason.value,
     }
 

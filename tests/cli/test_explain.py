@@ -16,7 +16,7 @@ from migrations import upgrade
 from recorder.turn_recorder import TurnRecorder
 from store.record import Record
 from store.settings import read_settings
-from store.values import Feedback, Json
+from store.values import Feedback, Json, WishReading, WishScope
 from tests.making import make_verdict
 
 
@@ -60,7 +60,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 created_at=5.0,
             )
         )
-        await record.add_verdict(make_verdict(turn_of(102), wishes=("shorter", "no_emoji")))
+        wish = WishReading(text="no emoji, [ever]", scope=WishScope.LASTING)
+        await record.add_verdict(make_verdict(turn_of(102), wish=wish))
         await record.close()
 
     asyncio.run(fill())
@@ -99,14 +100,14 @@ def test_every_next_state_is_shown_for_branches_and_retries_too(
     assert "verdict  -1 by" in explained(home, turn_of(102), capsys)
 
 
-def test_the_wishes_of_a_verdict_stand_beside_its_hint(
+def test_the_wish_of_a_verdict_stands_beside_its_hint_with_its_scope(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     turn_id = turn_of(102)
-    assert "wishes: shorter, no_emoji" in explained(home, turn_id, capsys)
+    assert "lasting wish: “no emoji, [ever]”" in explained(home, turn_id, capsys)
     assert main(["explain", turn_id, "--json", "--home", str(home)]) == 0
     (verdict,) = json.loads(capsys.readouterr().out)["verdicts"]
-    assert verdict["wishes"] == ["shorter", "no_emoji"]
+    assert (verdict["wish"], verdict["wish_scope"]) == ("no emoji, [ever]", "lasting")
 
 
 def test_the_end_of_an_id_and_a_completion_id_name_a_turn_too(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from migrations import upgrade
 from store.journal import EntryKind, JournalWriter
 from store.record import Record
 from store.settings import read_settings
-from store.values import AdapterState, Selection
+from store.values import AdapterState, Heartbeat, Selection, StepRole
 from tests.making import make_turn
 from tests.store.queries.test_forget import SENTINEL, fill, said, train
 
@@ -146,7 +149,6 @@ def test_what_is_not_there_or_not_said_is_an_error(home: Path, capsys: pytest.Ca
         assert message in capsys.readouterr().err
 
 
-@pytest.mark.long_run  # starts a trainer process
 def test_files_of_tainted_versions_are_removed_and_the_clean_version_is_live(home: Path) -> None:
     folder = home / "adapters" / "patina-tiny@1.abc"
     folder.mkdir(parents=True)
@@ -159,18 +161,97 @@ def test_files_of_tainted_versions_are_removed_and_the_clean_version_is_live(hom
         place.mkdir()
         (place / "state.json").write_text(json.dumps({"reservoir": [turn_id]}))
 
-    async def train_one(record: Record) -> None:
-        await train(record, 1, "three", path=str(folder))
+    async def train_two(record: Record) -> None:
+        await train(record, 1, "three", path=str(folder), parent=0)
+        await train(record, 3, "one", path=str(other), parent=0)
 
-    in_record(home, train_one)
+    in_record(home, train_two)
     assert run(home, "forget", "three") == 0
     assert [place.exists() for place in (folder, refused, other)] == [False, False, True]
     assert holding(home) == []
 
     async def check(record: Record) -> None:
-        assert (await record.aliases())["patina-tiny"].version == 0
-        (adapter,) = await record.adapters("patina-tiny")
-        assert adapter.state is AdapterState.FORGOTTEN
-        assert (await record.find_closure(Selection(turn="one"))).tainted == {}
+        assert (await record.aliases())["patina-tiny"].version == 3
+        first, _ = await record.adapters("patina-tiny")
+        assert first.state is AdapterState.FORGOTTEN
+        assert (await record.find_closure(Selection(turn="one"))).tainted == {"patina-tiny": (3,)}
 
     in_record(home, check)
+
+
+def test_the_live_version_of_another_policy_stays_in_its_folder(home: Path) -> None:
+    """Row 0 of the second attack: the policy's whole folder was taken for one unknown version."""
+    clean, tainted, torn = (
+        home / "adapters" / "patina-tiny.ann" / f"patina-tiny.ann@{n}.abc" for n in (1, 2, 3)
+    )
+    for place in (clean, tainted, torn):
+        place.mkdir(parents=True)
+        (place / "state.json").write_text(json.dumps({"reservoir": ["three"]}))
+
+    async def train_ann(record: Record) -> None:
+        await train(record, 1, path=str(clean), parent=0, policy="patina-tiny.ann")
+        await train(
+            record,
+            2,
+            path=str(tainted),
+            parent=0,
+            policy="patina-tiny.ann",
+            others={StepRole.SERVED: ("three",)},
+        )
+
+    in_record(home, train_ann)
+    assert (
+        run(home, "forget", "three", "--keep-replies") == 1
+    )  # the clean version's file was made to name the turn
+    assert [place.exists() for place in (clean, tainted, torn)] == [True, False, False]
+
+    async def check(record: Record) -> None:
+        assert await record.live_version("patina-tiny.ann") == 1
+
+    in_record(home, check)
+
+
+def test_a_forget_that_dies_after_its_transaction_leaves_training_as_it_was(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 1 of the second attack: training stayed paused for ever. Now nothing is paused."""
+
+    class Killed(BaseException):
+        pass
+
+    async def die(*_: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr("cli.forget._clean_up", die)
+    with pytest.raises(Killed):
+        run(home, "forget", "three")
+
+    async def check(record: Record) -> None:
+        assert not await record.is_paused()
+        assert await record.known_turns(["three"]) == set()
+
+    in_record(home, check)
+
+
+def test_words_that_only_a_step_under_way_holds_are_waited_for(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step began before the forget: its version, which the trainer removes, is not there any more when the receipt is written."""
+    folder = home / "adapters" / "patina-tiny@1.abc"
+    beats = []
+
+    async def beat_of(_: Record, process: str) -> Heartbeat:
+        beats.append(process)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "metrics.json").write_bytes(WORDS)
+        if len(beats) == 3:
+            shutil.rmtree(folder)
+        started = 1.0 if len(beats) < 3 else time.time()
+        return Heartbeat(
+            process=process, pid=os.getpid(), state="training", detail={"step_started_at": started}, at=time.time()
+        )  # fmt: skip
+
+    monkeypatch.setattr(Record, "beat_of", beat_of)
+    assert run(home, "forget", "three") == 0
+    assert beats == ["trainer"] * 3
+    assert holding(home) == []

@@ -12,10 +12,7 @@ from cli.main import main
 from migrations import upgrade
 from store.record import Record
 from store.settings import read_settings
-from store.values import Completion
 from tests.store.queries.test_forget import fill
-from tests.trainer.turns import sampled_turn
-from trainer.version_trainer import LocalVersionTrainer
 
 
 def run(home: Path, *arguments: str) -> int:
@@ -75,34 +72,3 @@ def test_records_of_openclaw_rl_wait_for_a_scorer(tmp_path: Path, capsys: pytest
     file.write_text('{"messages": []}')
     assert run(home, "import", str(file)) == 2
     assert "line 1: neither a turn of" in capsys.readouterr().err
-
-
-@pytest.mark.long_run
-def test_an_imported_turn_is_answered_anew_and_one_without_a_hint_is_left(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    settings = read_settings(
-        {
-            "home": tmp_path,
-            "model_name": str(tiny_model),
-            "lora_rank": 4,
-            "learning_rate": 4e-4,
-            "anchors": 1,
-            "method": "opd",
-        }
-    )
-    trainer = LocalVersionTrainer(settings)
-    empty = Completion(text="An insect.")
-    with_hint, without, own = (
-        sampled_turn(trainer.policy, name, "What is a bee?", **changes)
-        for name, changes in (
-            ("a", {"completion": empty, "prompt_token_ids": ()}),
-            ("b", {"completion": empty, "prompt_token_ids": (), "verdict": {"hint": None}}),
-            ("c", {}),
-        )
-    )
-    answered, left, same = trainer._answer_anew([with_hint, without, own])
-    assert answered.prompt_token_ids == own.prompt_token_ids
-    assert answered.completion.token_ids
-    assert answered.verdict.hint == with_hint.verdict.hint
-    assert (left, same) == (without, own)

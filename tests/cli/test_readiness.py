@@ -13,25 +13,7 @@ from cli import readiness
 from migrations import upgrade
 from serving.ports import free_port
 from store.settings import read_settings
-from store.version import COMMAND
 from tests.proxy.upstream import free_socket, running
-
-
-@pytest.mark.parametrize(
-    ("more", "step_s", "said"),
-    [
-        ({}, 12.4, " A version is trained after 4 reactions or when a complaint has waited 30 s; that takes about 12 s."),
-        ({"batch_size": 8, "max_wait_s": 5.0}, None, " A version is trained after 8 reactions or when a complaint has waited 5 s; how long that takes here is not known yet."),
-        ({}, 619.0, " A version is trained after 4 reactions or when a complaint has waited 30 s; that takes about 10 min."),
-        ({"train_when": "23:00-07:00"}, 12.4, " A version is trained after 4 reactions or when a complaint has waited 30 s, as soon as the schedule (23:00-07:00) allows; that takes about 12 s."),
-        ({"train_when": "manual"}, 12.0, f" `{COMMAND} train --now` trains what waits."),
-        ({"upstream": "https://api.example/v1"}, None, ""),
-    ],
-)  # fmt: skip
-def test_the_start_says_when_to_expect_a_version(
-    more: dict[str, Any], step_s: float | None, said: str
-) -> None:
-    assert readiness.expectation(read_settings({"home": "/nowhere", **more}), step_s) == said
 
 
 async def test_it_is_ready_once_backend_and_record_work(

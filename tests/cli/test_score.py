@@ -47,13 +47,15 @@ def test_it_writes_a_line_a_reaction_in_order_and_compares_with_the_labels(
     assert main(["score", str(file), "--predictions", str(out), "--home", str(home)]) == 0
     written = predictions(out)
     assert [row["verdict"] for row in written] == [-1, 1, 0, None, -1]
-    assert [set(row) for row in written] == [{"verdict", "hint", "by", "reason"}] * 5
+    assert [set(row) for row in written] == [{"verdict", "hint", "wish", "wish_scope", "by", "reason"}] * 5
     assert [row["hint"] for row in written] == ["Shorter please, and no emoji.", None, None, None, None]
+    assert [row["wish"] for row in written] == ["Shorter please, and no emoji.", None, None, None, None]
+    assert [row["wish_scope"] for row in written] == ["lasting", None, None, None, None]
     assert [row["by"] for row in written[:4]] == ["rule:complaint", "rule:thanks", "none", "none"]
     assert all(row["reason"] for row in written)
     printed = capsys.readouterr().out
     assert (
-        "5 reactions: 2 complained or wished (-1), 1 accepted (+1), 1 neither or undecided (0), 1 empty; 1 hint"
+        "5 reactions: 2 complained or wished (-1), 1 accepted (+1), 1 neither or undecided (0), 1 empty; 1 hint, 1 wish"
         in printed
     )
     assert "-1: precision 1.000 (2 of 2), recall 1.000 (2 of 2)" in printed

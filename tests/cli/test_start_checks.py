@@ -100,7 +100,7 @@ def test_flags_that_exist_pass() -> None:
         "--method rl",
         "--meth=rl",
         "status --json",
-        "--vllm-args=--seed eval --fast",
+        "--vllm-args=--seed eval --smoke",
         "wishes edit 1 -- --x",
     ):
         parser.check_flags(line.split())

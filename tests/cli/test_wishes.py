@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Sequence
@@ -13,31 +12,25 @@ import pytest
 
 from cli.main import main
 from cli.unused import lines_of
-from cli.wishes import version_before
 from store.drop_reasons import SENTENCES
 from store.lifecycle import DropReason
 from store.record import Record
-from store.settings import read_settings
-from store.values import AdapterState, AdapterVersion, Json, StatedHint, StepReport, UnusedComplaint, WishEdit
+from store.values import (
+    AdapterState,
+    AdapterVersion,
+    Heartbeat,
+    Json,
+    StepReport,
+    UnusedComplaint,
+    WishReading,
+    WishScope,
+    WishState,
+)
 from store.version import COMMAND
-from store.wish_list import list_wishes
-from store.wishes import CANONICAL
 from tests.cli.test_commands import fill
 from tests.making import make_answer, make_turn, make_verdict
 
 POLICY = "patina-tiny"
-
-
-def row(*turns: str, state: str = "active", overruled_by: str = "", now: float | None = 0.96) -> Json:
-    return {
-        "turns": list(turns),
-        "state": state,
-        "overruled_by": overruled_by,
-        "version": 1,
-        "before": 0.1,
-        "now": now,
-        "best": 0.97,
-    }
 
 
 def version(number: int, metrics: Json, **changes: Any) -> AdapterVersion:
@@ -90,22 +83,32 @@ async def publish(record: Record, adapter: AdapterVersion, turn_ids: Sequence[st
     await record.publish(adapter, turn_ids, report, worker="w")
 
 
+async def state_wish(
+    record: Record,
+    turn_id: str,
+    text: str,
+    *,
+    at: float,
+    policy: str = POLICY,
+    scope: WishScope = WishScope.LASTING,
+) -> None:
+    await record.write_turns([make_turn(turn_id, session_id=turn_id, created_at=at, policy=policy)])
+    wish = WishReading(text=text, scope=scope)
+    await record.add_verdict(make_verdict(turn_id, wish=wish, created_at=at))
+
+
 async def _fill(record: Record) -> None:
-    """Version 1 was made without wishes; version 2 is live and has three."""
-    await add_turn(record, "t-spanish", "in spanish!", hint="Answer in Spanish.", at=1_000.0)
-    await add_turn(record, "t-wordy", "too long", hint="Too long.", at=1_001.0)
-    await add_turn(record, "t-short", "[shorter] please", hint="[Shorter], please.", at=1_002.0)
-    await add_turn(record, "t-french", "in french", hint="Answer in French.", at=1_003.0)
-    await add_turn(record, "t-again", "shorter", hint="[Shorter], please.", at=1_004.0)
-    await record.claim(POLICY, 9, worker="w", lease_s=60)
-    await publish(record, version(1, {"turns": 1, "wishes": []}), ["t-again"])
-    rows = [
-        row("t-spanish", state="overruled", overruled_by="t-french", now=None),
-        row("t-wordy", "t-short"),
-        row("t-french", now=0.5),
-    ]
-    turns = ["t-spanish", "t-wordy", "t-short", "t-french"]
-    await publish(record, version(2, {"turns": 4, "wishes": rows}), turns)
+    """Four wishes: one with a measured share, one that was stated twice, one retired, one of another policy; and one withdrawn."""
+    await state_wish(record, "t-spanish", "Answer in Spanish.", at=1_000.0)
+    await state_wish(record, "t-short", "[Shorter], please.", at=1_001.0)
+    await state_wish(record, "t-again", "[shorter] please", at=1_002.0)
+    await state_wish(record, "t-captain", "Call me Captain.", at=1_003.0)
+    await state_wish(record, "t-rhyme", "Answer in rhymes.", at=1_004.0)
+    await state_wish(record, "t-no-rhyme", "No more rhymes.", at=1_005.0, scope=WishScope.WITHDRAWAL)
+    await state_wish(record, "t-bob", "Be kind.", at=1_006.0, policy="patina-tiny.bob")
+    spanish, _, captain, *_ = await record.wishes()
+    await record.change_wish(spanish.wish_id, measures={"weights": 0.4, "told": 0.9})
+    await record.change_wish(captain.wish_id, state=WishState.RETIRED, measures={"weights": 0.96})
 
 
 @pytest.fixture
@@ -115,122 +118,119 @@ def home(tmp_path: Path) -> Path:
     return folder
 
 
-def edits_of(home: Path) -> list[WishEdit]:
-    async def read() -> list[WishEdit]:
-        record = await Record.open(read_settings({"home": home}).database_url)
-        try:
-            return await record.wish_edits(POLICY)
-        finally:
-            await record.close()
-
-    return asyncio.run(read())
-
-
-def listed(home: Path, capsys: pytest.CaptureFixture[str]) -> list[Json]:
+def listed(home: Path, capsys: pytest.CaptureFixture[str], *more: str) -> list[Json]:
     capsys.readouterr()
-    assert main(["wishes", "--json", "--home", str(home)]) == 0
+    assert main(["wishes", "--json", *more, "--home", str(home)]) == 0
     found: list[Json] = json.loads(capsys.readouterr().out)["wishes"]
     return found
 
 
-def test_wishes_are_listed_in_the_persons_words_with_how_well_they_are_followed(
+def states(found: list[Json]) -> list[tuple[str, str, bool]]:
+    return [(one["text"], one["state"], one["in_prompt"]) for one in found]
+
+
+def test_wishes_are_listed_in_the_persons_words_with_where_they_act(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["wishes", "--home", str(home)]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == f"{POLICY}@2 was asked for:"
-    assert shown[1:3] == ["  1  “Answer in Spanish.”", "     overruled by 3 · not measured in this version"]
+    assert shown[0] == f"{POLICY} was asked for:"
+    assert shown[1:3] == ["  1  “Answer in Spanish.”", "     in the prompt, in the weights 40%"]
     second = shown.index("  2  “[Shorter], please.”")
-    assert shown[second + 1] == "     active · followed now in 96% of replies (best 97%)"
-    assert shown[second + 2].startswith("     stated 3 times, last 19")
+    assert shown[second + 1] == "     in the prompt"
+    assert shown[second + 2].startswith("     stated 2 times, last 19")
     assert shown[second + 2].endswith("(turn t-again)")
-    assert shown[second + 3] == "     also: “Too long.”"
+    assert shown[second + 3] == "     also: “[shorter] please”"
+    assert "     retired: the weights follow it alone, in the weights 96%" in shown
+    assert shown[shown.index("  4  “Answer in rhymes.”") + 1] == "     withdrawn"
+    assert shown.index(f"{POLICY}.bob was asked for:") == len(shown) - 4
     one = listed(home, capsys)[1]
-    assert (one["text"], one["other_wordings"], one["stated"], one["last_turn_id"]) == (
-        "[Shorter], please.",
-        ["Too long."],
-        3,
-        "t-again",
-    )
-    assert (one["now"], one["state"], one["removed"]) == (0.96, "active", False)
+    assert (one["number"], one["policy"], one["stated"], one["edited"]) == (2, POLICY, 2, False)
+    assert [statement["turn_id"] for statement in one["statements"]] == ["t-short", "t-again"]
+    assert [one["text"] for one in listed(home, capsys, "--policy", "bob")] == ["Be kind."]
+    assert [one["text"] for one in listed(home, capsys, "--policy", f"{POLICY}.bob")] == ["Be kind."]
 
 
-def test_a_wish_that_is_only_a_part_of_what_was_asked_for_has_a_canonical_wording() -> None:
-    both = StatedHint(turn_id="t", hint="short, no emoji", wishes=("shorter", "no_emoji"), created_at=1.0)
-    rows = [{**row("t"), "labels": [["shorter"]]}, {**row("t", state="withdrawn"), "labels": [["no_emoji"]]}]
-    found = list_wishes(rows, {1: [both], 2: [both]}, [])
-    assert [wish.text for wish in found] == [CANONICAL["shorter"], CANONICAL["no_emoji"]]
-    whole = list_wishes([{**row("t"), "labels": [["shorter", "no_emoji"]]}], {1: [both]}, [])
-    assert whole[0].text == "short, no emoji"
-
-
-def test_an_edited_wish_has_the_new_words_alone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["wishes", "edit", "2", "At most [ten]  words.", "--home", str(home)]) == 0
+def test_an_edited_wish_has_the_new_words_and_is_in_the_prompt(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["wishes", "edit", "3", "Say [my]  name.", "--home", str(home)]) == 0
     output = capsys.readouterr().out
-    assert output.startswith("wish 2 is now “At most [ten] words.” (before: “[Shorter], please.”)")
-    assert "from the next version on" in output
-    assert edits_of(home) == [
-        WishEdit(turn_id="t-wordy", text=""),
-        WishEdit(turn_id="t-short", text="At most [ten] words."),
-    ]
-    one = listed(home, capsys)[1]
-    assert (one["text"], one["other_wordings"], one["stated"]) == ("At most [ten] words.", [], 3)
+    assert (
+        output == "wish 3 is now “Say [my] name.” (before: “Call me Captain.”), from the next request on.\n"
+    )
+    one = listed(home, capsys)[2]
+    assert (one["text"], one["state"], one["edited"], one["measures"]) == (
+        "Say [my] name.",
+        "prompt",
+        True,
+        {},
+    )
+    main(["wishes", "--home", str(home)])
+    assert "in the prompt · your own wording" in capsys.readouterr().out
 
 
-def test_a_removed_wish_says_what_happens_next_and_an_edit_takes_the_removal_back(
+def test_a_removed_wish_is_in_no_prompt_and_an_edit_takes_the_removal_back(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["wishes", "remove", "2", "--home", str(home)]) == 0
-    output = capsys.readouterr().out
-    assert "The next version unlearns it; no new turn is needed." in output
-    assert f"`{COMMAND} rollback 1` goes back to version 1" in output
-    assert edits_of(home) == [WishEdit(turn_id=i, text=None) for i in ("t-wordy", "t-short")]
-    assert [one["removed"] for one in listed(home, capsys)] == [False, True, False]
-    main(["wishes", "--home", str(home)])
-    assert "removed: the next version unlearns it" in capsys.readouterr().out
-    main(["wishes", "edit", "2", "Shorter.", "--home", str(home)])
-    assert [one["removed"] for one in listed(home, capsys)] == [False, False, False]
+    assert capsys.readouterr().out == (
+        "wish 2 is removed: “[Shorter], please.”. It is in no prompt from the next request on.\n"
+    )
+    assert states(listed(home, capsys))[1] == ("[Shorter], please.", "withdrawn", False)
+    assert main(["wishes", "remove", "2", "--home", str(home)]) == 2
+    assert "wish 2 is withdrawn already" in capsys.readouterr().err
+    assert main(["wishes", "edit", "2", "Shorter.", "--json", "--home", str(home)]) == 0
+    wish = json.loads(capsys.readouterr().out)["wish"]
+    assert (wish["text"], wish["state"], wish["in_prompt"]) == ("Shorter.", "prompt", True)
 
 
-def test_removing_while_training_is_paused_says_so(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["pause", "--home", str(home)])
-    main(["wishes", "remove", "3", "--json", "--home", str(home)])
-    changed = json.loads(capsys.readouterr().out.partition("\n")[2])
-    assert (changed["live"], changed["wish"]["removed"]) == (2, True)
-    main(["wishes", "remove", "1", "--home", str(home)])
-    assert "once training is resumed" in capsys.readouterr().out
-
-
-def test_withdrawn_wishes_are_shown_and_cannot_be_changed(
+def test_removing_what_the_weights_learnt_says_what_the_next_version_does(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def next_version(record: Record) -> None:
-        rows = [row("t-french", state="withdrawn", now=0.4), row("t-short", state="unlearnt", now=0.0)]
-        await publish(record, version(3, {"turns": 0, "wishes": rows}))
+    main(["wishes", "remove", "3", "--home", str(home)])
+    assert capsys.readouterr().out.endswith("The next version is made without it.\n")
+    main(["pause", "--home", str(home)])
+    main(["wishes", "remove", "1", "--home", str(home)])
+    assert capsys.readouterr().out.endswith(
+        "The next version is made without it, once training is resumed.\n"
+    )
 
-    fill(home, next_version)
+
+def test_only_the_wishes_that_the_gateway_adds_are_in_the_prompt(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def turn_off(record: Record) -> None:
+        detail = {"wishes": {"is_on": False}}
+        await record.heartbeat(Heartbeat(process="proxy", pid=1, state="running", detail=detail, at=1.0))
+
+    fill(home, turn_off)
+    assert not any(one["in_prompt"] for one in listed(home, capsys))
     main(["wishes", "--home", str(home)])
     shown = capsys.readouterr().out
-    assert "withdrawn, being unlearnt · followed now in 40%" in shown
-    assert "withdrawn and unlearnt · followed now in 0%" in shown
-    assert main(["wishes", "remove", "1", "--home", str(home)]) == 2
-    assert "ask for it in a conversation to have it back" in capsys.readouterr().err
+    assert "heard, not in the prompt, in the weights 40%" in shown
+    assert "The gateway adds no wishes to prompts (--wishes)." in shown
 
 
-def test_a_wish_whose_words_are_forgotten_says_so(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    async def next_version(record: Record) -> None:
-        await publish(record, version(3, {"turns": 0, "wishes": [row("gone")]}))
+def test_the_ninth_newest_wish_is_not_in_the_prompt(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def more(record: Record) -> None:
+        for number in range(7):
+            await state_wish(record, f"more-{number}", f"wish number {number}", at=2_000.0 + number)
 
-    fill(home, next_version)
-    main(["wishes", "--home", str(home)])
-    assert "(the words are not in the record any more)" in capsys.readouterr().out
-    assert main(["wishes", "edit", "1", "words", "--home", str(home)]) == 2
+    fill(home, more)
+    found = [one for one in listed(home, capsys) if one["policy"] == POLICY and one["state"] == "prompt"]
+    assert [one["in_prompt"] for one in found] == [False] + [True] * 8
 
 
 @pytest.mark.parametrize(
     ("argv", "output"),
     [
-        (["wishes", "remove", "9"], "has no wish 9: there are 1 to 3"),
+        (["wishes", "remove", "9"], "there is no wish 9: there are 1, 2, 3, 4, 5"),
+        (["wishes", "remove", "1", "--policy", "bob"], "there is no wish 1: there are 5"),
+        (
+            ["wishes", "remove", "1", "--policy", "eve"],
+            "there is no wish 1: nothing was asked of the model yet",
+        ),
         (["wishes", "remove"], f"it is `{COMMAND} wishes remove N`"),
         (["wishes", "edit", "1"], f'it is `{COMMAND} wishes edit N "OTHER WORDS"`'),
         (["wishes", "edit", "1", "  "], "the words are empty"),
@@ -240,38 +240,30 @@ def test_a_wish_whose_words_are_forgotten_says_so(home: Path, capsys: pytest.Cap
 def test_what_cannot_be_done_is_one_sentence(
     home: Path, argv: list[str], output: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    before = listed(home, capsys)
     assert main([*argv, "--home", str(home)]) == 2
     error = capsys.readouterr().err
     assert output in error
     assert error.count("\n") == 1
-    assert edits_of(home) == []
+    assert listed(home, capsys) == before
 
 
-def test_without_a_version_or_a_wish_a_sentence_says_so(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main(["rollback", "1", "--home", str(home)])
-    capsys.readouterr()
-    assert main(["wishes", "--home", str(home)]) == 0
-    assert "patina-tiny@1 has no wish" in capsys.readouterr().out
-    main(["rollback", "0", "--home", str(home)])
-    capsys.readouterr()
-    assert main(["wishes", "--home", str(home)]) == 0
-    assert "without a version" in capsys.readouterr().out
-    assert main(["wishes", "remove", "1", "--home", str(home)]) == 2
-    assert "nothing was asked of the model yet" in capsys.readouterr().err
+def test_without_a_wish_a_sentence_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def nothing(record: Record) -> None:
+        assert await record.wishes() == ()
+
+    fill(tmp_path, nothing)
+    assert main(["wishes", "--home", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "There is no wish: nothing was asked of the model yet.\n"
 
 
-def test_the_version_before_a_wish_is_the_newest_ancestor_that_can_serve_without_it() -> None:
-    first = version(1, {"wishes": []})
-    second = version(2, {"wishes": [row("a")]})
-    third = version(3, {"wishes": [row("b", "a")]})
-    other = version(4, {"wishes": [row("x")]}, parent_version=3)
-    live = version(5, {"wishes": [row("b")]}, parent_version=3)
-    assert version_before([first, second, third, other, live], 5, ["b"]) == 1
-    pruned = version(1, {"wishes": []}, state=AdapterState.PRUNED)
-    assert version_before([pruned, second, third, live], 5, ["b"]) is None
-    assert version_before([version(1, {"wishes": [row("a")]})], 1, ["a"]) == 0
+def test_explain_shows_what_was_added_to_a_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def serve(record: Record) -> None:
+        await record.write_turns([make_turn("t", wish_text="Shorter.\nIn French.", wish_place="behind")])
+
+    fill(tmp_path, serve)
+    assert main(["explain", "t", "--home", str(tmp_path)]) == 0
+    assert "2 added to its prompt (behind): Shorter. · In French." in capsys.readouterr().out
 
 
 # --------------------------------------------------------- what taught nothing

@@ -68,7 +68,9 @@ class OpenClawStack:
         )  # fmt: skip
 
         async def work(record: Record) -> None:
-            assert await record.claim_turns([turn_id], worker="w", lease_s=600) == [turn_id]
+            claimed = [turn.turn_id for turn in await record.claim("tiny", 100, worker="w", lease_s=600)]
+            assert turn_id in claimed
+            await record.release([one for one in claimed if one != turn_id], worker="w")
             await record.publish(adapter, [turn_id], step, worker="w")
 
         self.gateway.in_record(work)

@@ -34,7 +34,16 @@ from store.manifest import (
     content_hash,
     read_served,
 )
-from store.values import AdapterState, AdapterVersion, LogprobMode, StepReport
+from store.values import (
+    AdapterState,
+    AdapterVersion,
+    LogprobMode,
+    StepReport,
+    Verdict,
+    WishReading,
+    WishScope,
+    WishState,
+)
 from tests.contract.asking import QUESTION, Completion, ask, body_of, stream
 from tests.contract.backends import POLICY, SLOTS, Backend
 from tests.contract.through_gateway import Clients, clients_of
@@ -367,6 +376,41 @@ def test_every_api_is_recorded_with_the_same_tokens(backend: Backend, clients: C
     assert clients.claude.messages.count_tokens(model=POLICY, messages=asked["messages"]).input_tokens == len(
         chat.prompt_ids
     )
+
+
+def test_wishes_in_a_prompt_are_read_and_counted_as_they_are_and_then_gone(clients: Clients) -> None:
+    def asked(**headers: str) -> tuple[int, str | None, list[Any], Any]:
+        reply = clients.openai.chat.completions.with_raw_response.create(
+            model=POLICY,
+            messages=[{"role": "user", "content": QUESTION}],
+            max_tokens=8,
+            temperature=0,
+            extra_headers=headers,
+        )
+        usage = reply.parse().usage
+        assert usage is not None
+        details = usage.prompt_tokens_details
+        row = clients.gateway.rows(1)[-1]
+        (turn,) = clients.gateway.in_record(lambda record: record.answered_turns([row["turn_id"]]))
+        added = None if details is None else (details.model_extra or {}).get("wish_tokens")
+        return usage.prompt_tokens, reply.headers.get("x-patina-wishes"), list(turn.messages), added
+
+    plain, header, messages, added = asked()
+    assert (header, added) == (None, None)
+    turn_id = clients.gateway.rows(1)[-1]["turn_id"]
+    wish = WishReading(text="Short, please.\nNo lists.", scope=WishScope.LASTING)
+    verdict = Verdict(turn_id=turn_id, value=-1, wish=wish, source="test", created_at=time.time())
+    clients.gateway.in_record(lambda record: record.add_verdict(verdict))
+    state = clients.gateway.proxy._wishes
+    until(lambda: state._texts.get(POLICY) and state._texts[POLICY].tokens, "the wish is counted")
+    with_wish, header, same, added = asked()
+    assert (header, added, same) == ("1", with_wish - plain, messages)
+    assert with_wish > plain
+    assert asked(**{"x-patina-wishes": "off"}) == (plain, None, messages, None)
+    (stated,) = clients.gateway.in_record(lambda record: record.wishes())
+    clients.gateway.in_record(lambda record: record.change_wish(stated.wish_id, state=WishState.WITHDRAWN))
+    until(lambda: not state._texts, "the wish is gone")
+    assert asked() == (plain, None, messages, None)
 
 
 def test_the_sdks_types_accept_every_reply(clients: Clients) -> None:

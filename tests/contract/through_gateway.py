@@ -48,6 +48,7 @@ def clients_of(backend: Backend, folder: Path, keys: Keyring | str = KEY) -> Ite
         is_local=True,
         journal=JournalWriter(folder / "journal", "gateway"),
         backend_wait_s=120.0,
+        read_wish_place=lambda: "behind",
     )
     with (
         running_recorder(folder / "journal", url),

@@ -14,7 +14,7 @@ from store.keys import KeyFile, Keyring
 from store.record import Record
 from store.record_handle import RecordHandle
 from store.settings import read_settings
-from store.values import AdapterState, AdapterVersion, StepReport
+from store.values import AdapterState, AdapterVersion, StepReport, WishReading, WishScope
 from tests.making import make_answer, make_turn, make_verdict
 
 OWNER_KEY = "patina-owner"
@@ -48,7 +48,9 @@ async def fill(record: Record, hostile: str = HOSTILE) -> None:
         created_at=1_003.0,
     )
     await record.write_turns([first, second, other])
-    await record.add_verdict(make_verdict("t1", hint=hostile))
+    await record.add_verdict(
+        make_verdict("t1", hint=hostile, wish=WishReading(text=hostile, scope=WishScope.LASTING))
+    )
     (turn,) = await record.claim(POLICY, 8, worker="w", lease_s=60)
     version = AdapterVersion(
         policy=POLICY,
@@ -63,7 +65,6 @@ async def fill(record: Record, hostile: str = HOSTILE) -> None:
             "turns": 1, "loss": 0.5, "queue_s": 3.0, "claim_s": 0.25, "teach_s": 1.5, "train_s": 2.0, "gate_s": 0.5, "write_s": 0.125,
             "device": {"interrupted_s": 1.5, "interruptions": 2},
             "gate": {"after": {"facts": 1.0, "kl": 0.03, "examples": {"Q?": "short"}}, "base": {"facts": 1.0, "examples": {"Q?": "at length", "R?": "r"}}},
-            "wishes": [{"turns": ["t1"], "labels": [[]], "state": "active", "overruled_by": "", "now": 0.9, "before": 0.1, "best": 0.9}],
         },
         created_at=1_050.0,
     )  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 
 from dashboard import views
 from store.settings import read_settings
-from store.values import JudgedTurn
+from store.values import AliasMove, JudgedTurn, Wish, WishState
 
 
 def judged(*values: int) -> list[JudgedTurn]:
@@ -41,25 +41,43 @@ def test_replies_of_the_gate_stand_beside_those_of_the_base_model() -> None:
 
 def test_measures_of_the_gate_stand_beside_their_bounds() -> None:
     gate = {
-        "after": {"facts": 0.5, "kl": 0.1, "kl_by_style": {"plain": 0.2, "json": 3.0}, "length": 9.0, "counts": {"facts": 4}, "finite": True},
-        "base": {"facts": 1.0, "kl": 0.0, "kl_by_style": {}, "length": 40.0},
+        "after": {"facts": 0.5, "plain_length": 9.0, "ends": 1.0, "counts": {"facts": 4, "plain": 10}, "finite": True},
+        "base": {"facts": 1.0, "plain_length": 40.0, "ends": 1.0},
     }  # fmt: skip
-    found = [(one.name, one.base, one.after, one.bound, one.is_beyond) for one in views.gate_measures(gate)]
+    found = [(one.name, one.base, one.after, one.is_beyond) for one in views.gate_measures(gate)]
     assert found == [
-        ("facts", 1.0, 0.5, (0.75, None), True), ("length", 40.0, 9.0, (10.0, 120.0), True), ("kl", 0.0, 0.1, (None, 0.5), False),
-        ("kl_worst", None, 3.0, (None, 1.5), True),
+        ("facts", 1.0, 0.5, True), ("ends", 1.0, 1.0, False), ("plain_length", 40.0, 9.0, False),
     ]  # fmt: skip
-    assert [(one.label, one.bound_text) for one in views.gate_measures(gate)][:3] == [
-        ("facts answered right", "at least 75 %"), ("length of a reply to an explicit wish, tokens", "10 to 120"),
-        ("KL divergence from the base model, nats a token", "at most 0.5"),
+    assert [(one.label, one.bound_text) for one in views.gate_measures(gate)] == [
+        ("facts answered right", "at least 75 %"), ("replies that end", "at least 90 %"),
+        ("length of a reply to a plain question, tokens", "at most 120"),
     ]  # fmt: skip
     assert [views.measure_text(value, "facts") for value in (1.0, None)] == ["100 %", ""]
     assert views.gate_measures({}) == []
-    later = views.gate_measures({"after": {"of_a_later_program": 1.0, "kl": 0.1}})
-    assert [one.label for one in later] == [
-        "KL divergence from the base model, nats a token",
-        "of_a_later_program",
-    ]
+    later = views.gate_measures({"after": {"of_a_later_program": 1.0, "ends": 1.0}})
+    assert [one.label for one in later] == ["replies that end", "of_a_later_program"]
+
+
+def test_what_a_version_learnt_is_told_in_the_words_of_its_wishes() -> None:
+    row = {"wish_id": 1, "base": 0.1, "told": 0.9, "weights": 0.85, "replies": 20, "retired": True}
+    wish = Wish(
+        wish_id=1, policy="p", state=WishState.RETIRED, text="Shorter.", edited=False, measures={}, statements=(), created_at=1.0, changed_at=1.0,
+    )  # fmt: skip
+    removed = {**row, "wish_id": 2}
+    assert views.wish_measures({"wishes": [row, removed]}, [wish]) == [("Shorter.", row)]
+    assert views.wish_measures({}, [wish]) == []
+    metrics = {"turns": 3, "loss": None, "samples": {"wish": 8, "anchor": 4}, "teach_s": 1.0, "train_s": 2.0}
+    assert views.step_metrics(metrics) == [
+        ("turns in it", 3.0), (views.SAMPLES["wish"], 8.0), (views.SAMPLES["anchor"], 4.0),
+    ]  # fmt: skip
+    assert views.phases(metrics) == [("teacher", 1.0), ("training", 2.0)]
+
+
+def test_a_rollback_goes_to_what_was_live_before() -> None:
+    moves = [AliasMove(policy="p", version=version, moved_at=1.0, actor="trainer") for version in (1, 2, 3)]
+    assert views.version_before(moves) == 2
+    assert views.version_before(moves[:1]) == 0
+    assert views.version_before([]) == 0
 
 
 def test_the_settings_that_were_given_come_first_with_where(

@@ -7,7 +7,6 @@ import re
 import shutil
 import sqlite3
 import subprocess
-import sys
 import tarfile
 import time
 from collections.abc import Iterator
@@ -18,7 +17,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from lab.evals.stack import Stack
-from store.settings import REPOSITORY, child_environment, read_settings
+from lab.screenshots import sign_in
+from store.settings import read_settings
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 AXE = "axe-core@4.14.1"
@@ -50,23 +50,11 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-def link(stack: Stack) -> str:
-    done = subprocess.run(
-        [sys.executable, "run.py", "open", "--no-browser", "--home", str(stack.home)],
-        cwd=REPOSITORY,
-        env=child_environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.splitlines()[0]
-
-
 def open_page(browser: Browser, stack: Stack, *, scripts: bool = True) -> Page:
     page = browser.new_context(java_script_enabled=scripts).new_page()
     page.set_default_timeout(60_000)
     expect.set_options(timeout=60_000)  # a reply takes its time on a busy machine
-    page.goto(link(stack))  # leads on by itself
+    sign_in(page, stack.home)
     expect(page.locator("h1")).to_have_text("Is it learning?")
     return page
 
@@ -234,7 +222,7 @@ def test_axe_finds_nothing_serious(browser: Browser, stack: Stack, tmp_path: Pat
         context = browser.new_context(bypass_csp=True, color_scheme=scheme)
         page = context.new_page()
         page.set_default_timeout(60_000)
-        page.goto(link(stack))
+        sign_in(page, stack.home)
         for path in SECTIONS:
             page.goto(address(stack, f"/dashboard{path}"))
             page.add_script_tag(content=axe)

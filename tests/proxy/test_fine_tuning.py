@@ -38,7 +38,7 @@ def people(empty_record: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         failed = dataclasses.replace(
             step, step_id="f", policy="tiny.ann", version=None, error="out of memory"
         )
-        made.gateway.in_record(lambda record: record.add_version(rejected, step))
+        made.gateway.in_record(lambda record: record.reject(rejected, step, worker="w"))
         made.gateway.in_record(lambda record: record.write_step(failed))
         yield made
 

@@ -145,6 +145,8 @@ class Upstream:
             self.admin.append(("unload", name))
             self.adapters.pop(name, None)
             await self._answer(send, 200, b"ok")
+        elif normalise_line == "/tokenize" and b'"prompt"' in raw:
+            await self._json(send, 200, {"count": len(orjson.loads(raw)["prompt"].split())})
         else:
             seen = Seen(scope["method"], path, list(scope["headers"]), raw)
             self.seen.append(seen)

@@ -11,7 +11,6 @@ from typing import Any
 import orjson
 
 from recorder.canonical import parse_history
-from recorder.classify import Classification
 from recorder.turn_recorder import TurnRecorder
 from recorder.turns import ClassifiedExchange
 from store.errors import RecordError, RecordUnavailable
@@ -19,6 +18,7 @@ from store.record import Record
 from store.values import Feedback, LogprobMode, NewTurn, TurnKind
 from wire.captured_exchange import CapturedExchange
 from wire.chat_request import parse_chat
+from wire.classify import Classification
 from wire.headers import RequestOptions
 from wire.reply_assembly import Assembler
 

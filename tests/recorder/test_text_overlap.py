@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given, strategies
 
 from proxy.client_names import identify_client
-from recorder.classify import classify
 from recorder.text_overlap import (
     MATCH_SHARE,
     edge_lines,
@@ -19,13 +18,14 @@ from recorder.text_overlap import (
     measure_substrings,
     newest_user_text,
     next_speaker,
-    normalise_line,
     read_prompt_lines,
     read_turn_lines,
     squeeze,
 )
 from store.values import Completion
 from tests.recorder.test_canonical import messages
+from wire.classify import classify
+from wire.line_text import normalise_line
 from wire.user_text import next_state_text
 
 QUESTION = "How do I read a CSV file?\nIt has a header row."

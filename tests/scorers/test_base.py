@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,7 @@ from scorers.base import (
     sign,
 )
 from store.lifecycle import DropReason
-from store.values import FollowUp, Relation
+from store.values import FollowUp, Relation, WishReading, WishScope
 from tests.scorers.turns import feedback, said, tool, turn
 
 
@@ -129,8 +130,15 @@ def test_a_value_outside_of_three_is_refused() -> None:
         opinion(2, Rank.JUDGE)
 
 
-def test_a_verdict_is_labelled_with_the_wishes_of_its_hint() -> None:
-    verdict, _ = compose(ASKED, [opinion(-1, Rank.STRONG_RULE, "Shorter, and no emojis, please.")], now=5.0)
-    assert verdict.wishes == ("shorter", "no_emoji")
-    assert compose(ASKED, [opinion(-1, Rank.STRONG_RULE, "No, it is Lyon.")], now=5.0)[0].wishes == ()
-    assert compose(ASKED, [opinion(1, Rank.STRONG_RULE)], now=5.0)[0].wishes == ()
+def test_a_verdict_has_the_wish_of_the_first_opinion_that_found_one() -> None:
+    words = WishReading(text="no emojis, please", scope=WishScope.LASTING)
+    judged = WishReading(text="please", scope=WishScope.ONCE)
+    likely = replace(opinion(-1, Rank.LIKELY, "Too much, no emojis, please"), wish=words)
+    judge = replace(opinion(0, Rank.JUDGE), wish=judged)
+    verdict, _ = compose(ASKED, [likely, judge], now=5.0)
+    assert (verdict.value, verdict.wish) == (0, judged)
+    assert verdict.detail["opinions"][1]["wish"] == "no emojis, please"
+    assert verdict.detail["opinions"][1]["wish_scope"] == "lasting"
+    verdict, _ = compose(ASKED, [likely, opinion(1, Rank.JUDGE)], now=5.0)
+    assert (verdict.value, verdict.wish) == (1, words)
+    assert compose(ASKED, [opinion(-1, Rank.STRONG_RULE, "No, it is Lyon.")], now=5.0)[0].wish is None

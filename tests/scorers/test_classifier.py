@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from scorers.classifier import CLASSES, WEIGHTS, Classifier, default_classifier, slots
+from scorers.classifier import CLASSES, SCOPES, WEIGHTS, Classifier, default_classifier, slots
 from scorers.features import features
 
 
 def hand_made(word: str, size: int = 1 << 12) -> Classifier:
-    """A classifier that calls every message with ``word`` praise and knows nothing else."""
+    """A classifier that calls every message with ``word`` praise and a wish for once, and knows nothing else."""
     fingerprints = np.zeros(size, dtype=np.uint8)
     table = np.zeros((size, 2), dtype=np.int8)
     shared = set(features("другие"))  # shape and context, which say nothing of the word
@@ -23,15 +23,17 @@ def hand_made(word: str, size: int = 1 << 12) -> Classifier:
         scale=np.full(2, 0.1, dtype=np.float32),
         hidden=np.eye(2, dtype=np.float32),
         hidden_bias=np.zeros(2, dtype=np.float32),
-        out=np.array([[0, 5, 0, 0, 0], [0, 0, 0, 0, 0]], dtype=np.float32),
-        out_bias=np.zeros(5, dtype=np.float32),
+        out=np.array([[0, 5, 0, 0, 0, 0, 0, 4, 0, 0], [0] * 10], dtype=np.float32),
+        out_bias=np.zeros(10, dtype=np.float32),
     )
 
 
 def test_probabilities_sum_to_one_and_a_known_word_counts() -> None:
     reading = hand_made("zorbo").read("zorbo")
     assert abs(reading.neither + reading.praise + reading.complaint - 1) < 1e-5
+    assert abs(sum(reading.scopes.values()) - 1) < 1e-5
     assert reading.praise > 0.9
+    assert reading.scopes["once"] > 0.9
     assert reading.known > 0.5
 
 
@@ -48,9 +50,11 @@ def test_a_message_without_letters_is_read_too() -> None:
 
 def test_the_weights_are_small_and_have_the_classes_of_the_recipe() -> None:
     from lab.models.reader.generate import CLASSES as RECIPE_CLASSES
+    from lab.models.reader.wishes import SCOPES as RECIPE_SCOPES
 
     assert CLASSES == RECIPE_CLASSES
+    assert SCOPES == RECIPE_SCOPES
     assert WEIGHTS.stat().st_size < 7_000_000
     with np.load(WEIGHTS) as arrays:
         assert arrays["table"].dtype == np.int8
-        assert arrays["out"].shape[1] == len(CLASSES)
+        assert arrays["out"].shape[1] == len(CLASSES) + len(SCOPES)

@@ -16,6 +16,7 @@ from scorers.base import Rank
 from scorers.judge import Judge, local_base
 from scorers.provider import Provider
 from store.errors import ConfigError, JudgeError, JudgeUnavailable
+from store.values import WishReading, WishScope
 from tests.scorers.conftest import (
     ScriptedJudge,
     Serving,
@@ -100,6 +101,24 @@ async def test_the_hint_most_agree_on_is_taken_and_leaking_ones_are_refused_with
     assert opinion.detail["hint_votes"] == 3
     (rejected,) = opinion.detail["rejected_hints"]
     assert rejected["reason"] == "leaking: the name Lutetia is not the person's"
+
+
+async def test_the_wish_of_most_answers_is_taken_where_it_stands_in_the_message_word_for_word(
+    scripted: ScriptedJudge, judge_of: Callable[..., Any]
+) -> None:
+    stated = turn(said("Too much. No emoji please, ever."))
+    answers = [
+        '{"hint": "Use no emoji.", "wish": "No emoji please, ever.", "scope": "lasting"}',
+        '{"hint": "Use no emoji.", "wish": "No emoji please, ever.", "scope": "lasting"}',
+        '{"hint": "Use no emoji.", "wish": "Use no emoji.", "scope": "lasting"}',
+    ]
+    left = iter(answers)
+    scripted.script = lambda body, _: next(left) if is_hint_question(body) else "\\boxed{-1}"
+    opinion = await (await judge_of()).score(stated)
+    assert opinion.wish == WishReading(text="No emoji please, ever.", scope=WishScope.LASTING)
+    scripted.script = lambda body, _: answers[2] if is_hint_question(body) else "\\boxed{-1}"
+    opinion = await (await judge_of()).score(stated)
+    assert (opinion.hint, opinion.wish) == ("Use no emoji.", None)  # no words of the message
 
 
 async def test_a_hint_without_a_majority_is_none(

@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorers.parse import choose_hint, majority, parse_hint, parse_score, without_thinking
+from scorers.parse import (
+    choose_hint,
+    majority,
+    parse_hindsight,
+    parse_hint,
+    parse_score,
+    without_thinking,
+)
 from store.errors import JudgeError
+from store.values import WishReading, WishScope
 
 
 @pytest.mark.parametrize(
@@ -96,6 +104,39 @@ def test_a_hint_is_read_in_many_forms(text: str, hint: str | None) -> None:
 def test_what_is_neither_a_hint_nor_none_is_an_error(text: str) -> None:
     with pytest.raises(JudgeError):
         parse_hint(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "wish"),
+    [
+        (
+            '{"hint": "Be brief.", "wish": " Shorter please. ", "scope": "lasting"}',
+            WishReading(text="Shorter please.", scope=WishScope.LASTING),
+        ),
+        (
+            '{"hint": null, "wish": "in French", "scope": "once"}',
+            WishReading(text="in French", scope=WishScope.ONCE),
+        ),
+        ('{"hint": "Be brief.", "wish": null, "scope": null}', None),
+        ('{"hint": "Be brief.", "wish": "none", "scope": ""}', None),
+        ("Hint: Use plain text.", None),
+    ],
+)
+def test_a_wish_and_its_scope_are_read_beside_the_hint(text: str, wish: WishReading | None) -> None:
+    assert parse_hindsight(text) == (parse_hint(text), wish)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"hint": null, "wish": "in French", "scope": "for ever"}',
+        '{"hint": null, "wish": "in French"}',
+        '{"hint": null, "wish": "a", "scope": "once"} {"hint": null, "wish": "b", "scope": "once"}',
+    ],
+)
+def test_a_wish_without_one_known_scope_is_an_error(text: str) -> None:
+    with pytest.raises(JudgeError, match="no scope"):
+        parse_hindsight(text)
 
 
 def test_thinking_that_was_cut_off_is_an_error() -> None:

@@ -20,7 +20,7 @@ from scorers.rules import (
     read_wish,
 )
 from store.lifecycle import DropReason
-from store.values import AnsweredTurn, Completion, Relation
+from store.values import AnsweredTurn, Completion, Relation, WishReading, WishScope
 from tests.making import make_answer
 from tests.scorers.turns import REPLY, feedback, said, tool, turn
 
@@ -245,24 +245,19 @@ async def test_the_rules_are_scorers_in_the_order_of_their_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "hint", "wishes"),
+    ("text", "hint"),
     [
-        ("You can use emojis again.", "You can use emojis again.", ("emoji",)),
-        ("Emojis sind wieder okay", "Emojis sind wieder okay", ("emoji",)),
-        (
-            "You can use emojis again. What is the capital of Peru?",
-            "You can use emojis again.",
-            ("emoji",),
-        ),
+        ("You can use emojis again.", "You can use emojis again."),
+        ("Emojis sind wieder okay", "Emojis sind wieder okay"),
+        ("You can use emojis again. What is the capital of Peru?", "You can use emojis again."),
     ],
 )
-def test_a_wish_without_a_complaint_is_a_hint_and_no_opinion_of_the_reply(
-    text: str, hint: str, wishes: tuple[str, ...]
-) -> None:
+def test_a_withdrawal_without_a_complaint_is_a_hint_and_no_opinion_of_the_reply(text: str, hint: str) -> None:
     reacted = turn(said(text))
     opinions = [o for rule in RULES if (o := rule.read(reacted)) is not None]
     verdict, drop = compose(reacted, opinions, now=1.0)
-    assert (verdict.value, verdict.hint, verdict.wishes, drop) == (0, hint, wishes, None)
+    assert (verdict.value, verdict.hint, drop) == (0, hint, None)
+    assert verdict.wish == WishReading(text=hint, scope=WishScope.WITHDRAWAL)
     assert verdict.source == "rule:wish"
 
 
@@ -272,6 +267,13 @@ def test_a_wish_without_a_complaint_is_a_hint_and_no_opinion_of_the_reply(
 )
 def test_questions_tasks_and_thanks_are_no_wish(text: str) -> None:
     assert read_wish(turn(said(text))) is None
+
+
+def test_what_is_asked_for_once_is_a_wish_and_no_hint() -> None:
+    opinion = read_wish(turn(said("Just this once, answer in French.")))
+    assert opinion is not None
+    assert opinion.wish == WishReading(text="Just this once, answer in French.", scope=WishScope.ONCE)
+    assert (opinion.value, opinion.hint) == (None, None)
 
 
 def test_a_complaint_keeps_its_own_hint_beside_a_wish() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
+import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -14,7 +16,8 @@ from scorers.judge import Judge
 from scorers.provider import Provider
 from scorers.rules import RULES
 from scorers.scorer_chain import ScorerChain
-from scorers.worker import ScorerWorker
+from scorers.worker import REST_S, ScorerWorker
+from store.change_notice import ChangeNotice
 from store.errors import RecordUnavailable
 from store.lifecycle import DropReason, Stage
 from store.record import Record
@@ -117,6 +120,20 @@ async def test_rules_move_turns_on_with_verdict_hint_and_source(record: Record) 
         "tool": (None, None, "none", "dropped"),
     }
     assert await stage(record, "complaint-next") is Stage.RECORDED  # nothing has followed it
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="changes are polled without inotify")
+async def test_an_answer_is_scored_at_once_when_another_process_records_it(
+    record: Record, record_url: str
+) -> None:
+    other = await Record.open(record_url)
+    async with running(record, chain(), poll_s=600.0) as worker:
+        await until_async(lambda: beats(record))  # it has looked, and waits
+        began = time.monotonic()
+        await answer(other, "a", "Too long, and no emoji please.")
+        await until_async(lambda: worker.counters.scored == 1)
+        assert time.monotonic() - began < REST_S / 2
+    await other.close()
 
 
 async def test_a_neutral_follow_up_is_scored_zero_and_keeps_its_words(
@@ -394,6 +411,9 @@ class Keeping:
 
     async def heartbeat(self, beat: Heartbeat) -> None:
         await self._record.heartbeat(beat)
+
+    def change_notice(self, *, poll_s: float, min_interval_s: float) -> ChangeNotice:
+        return self._record.change_notice(poll_s=poll_s, min_interval_s=min_interval_s)
 
 
 async def test_turns_of_a_key_beyond_its_limit_are_judged_and_dropped(record: Record) -> None:

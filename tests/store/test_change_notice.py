@@ -185,3 +185,11 @@ async def test_a_process_wakes_its_own_wait_also_within_the_interval(tmp_path: P
 async def test_a_process_wakes_its_own_wait_where_it_polls() -> None:
     notice = ChangeNotice(poll_s=_LONG_S)
     assert await seconds_until_noticed(notice, notice.wake) < _AT_ONCE_S
+
+
+async def test_an_event_ends_the_wait() -> None:
+    notice, event = ChangeNotice(poll_s=_LONG_S), asyncio.Event()
+    waking = asyncio.create_task(notice.wake_at(event))
+    assert not await notice.wait(0.05)
+    assert await seconds_until_noticed(notice, event.set) < _AT_ONCE_S
+    await waking

@@ -38,11 +38,11 @@ async def test_a_state_is_written_when_it_changes_and_not_again_while_it_lasts()
 async def test_a_lasting_state_is_written_often_enough_to_tell_that_the_process_lives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert 2 * heartbeats._REST_S < SILENT_S  # one may be missed
+    assert 2 * heartbeats.REST_S < SILENT_S  # one may be missed
     beats, writer = Beats(), HeartbeatWriter("scorer")
     await writer.write(beats, "running", {})
     began = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: began + heartbeats._REST_S + 0.1)
+    monkeypatch.setattr(time, "monotonic", lambda: began + heartbeats.REST_S + 0.1)
     assert writer.is_due("running", {})
     await writer.write(beats, "running", {})
     assert len(beats.written) == 2

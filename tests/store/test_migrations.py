@@ -81,10 +81,10 @@ def test_a_record_of_the_first_schema_is_brought_up_to_date_with_what_it_holds(t
     old.commit()
     upgrade(f"sqlite+aiosqlite:///{path}")
     rows = old.execute("SELECT turn_id, stage, detail FROM turn_states ORDER BY turn_id").fetchall()
-    verdicts = old.execute("SELECT turn_id, hint, wishes, source FROM verdicts").fetchall()
+    verdicts = old.execute("SELECT turn_id, hint, wish, wish_scope, source FROM verdicts").fetchall()
     reasons = old.execute("SELECT link_reason, kind_reason FROM turns ORDER BY turn_id").fetchall()
     old.close()
-    assert verdicts == [("kept", "shorter", "[]", "rule"), ("broken", None, "[]", "none")]
+    assert verdicts == [("kept", "shorter", None, None, "rule"), ("broken", None, None, None, "none")]
     assert reasons == [("opening", "client_header"), ("beginning_replaced", "conversation")]
     assert rows == [("broken", "dropped", "3 token ids but 2 logprobs"), ("kept", "recorded", None)]
 
@@ -113,3 +113,36 @@ def test_a_conversation_keeps_the_items_that_it_began_with(tmp_path: Path) -> No
         ("item_1_0", 1.0, '{"role": "user", "content": "é"}'),
         ("item_1_1", 1.0, '{"role": "user"}'),
     ]
+
+
+def test_the_newest_words_of_the_owners_edits_become_wishes(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    engine = sa.create_engine(f"sqlite:///{path}")
+    with engine.connect() as connection:
+        made = config()
+        made.attributes["connection"] = connection
+        command.upgrade(made, "0035")
+        for turn_id, text, at in (
+            ("a", "At most ten words.", 1.0),
+            ("a", "Brief.", 2.0),
+            ("b", "", 3.0),
+            ("c", "In French.", 4.0),
+            ("c", None, 5.0),
+        ):
+            connection.execute(
+                sa.text(
+                    "INSERT INTO wish_edits (policy, turn_id, text, created_at) VALUES ('p', :turn, :text, :at)"
+                ),
+                {"turn": turn_id, "text": text, "at": at},
+            )
+        connection.commit()
+    engine.dispose()
+    upgrade(f"sqlite+aiosqlite:///{path}")
+    new = sqlite3.connect(path)
+    wishes = new.execute(
+        "SELECT wish_id, policy, state, text, edited, measures, changed_at FROM wishes"
+    ).fetchall()
+    stated = new.execute("SELECT turn_id, wish_id, text FROM wish_statements").fetchall()
+    new.close()
+    assert wishes == [(1, "p", "prompt", "Brief.", 1, "{}", 2.0)]
+    assert stated == [("a", 1, "Brief.")]

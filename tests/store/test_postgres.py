@@ -29,7 +29,7 @@ from store.journal import EntryKind, JournalWriter, segments
 from store.lifecycle import Stage
 from store.record import Record
 from store.schema import metadata
-from store.values import Feedback, Heartbeat, Selection, WishEdit
+from store.values import Feedback, Heartbeat, Selection, WishReading, WishScope
 from tests.making import make_answer, make_turn, make_verdict
 from tests.proxy.test_main import process, recording, send_requests, write_settings
 from tests.proxy.upstream import Upstream, running
@@ -123,11 +123,12 @@ async def test_the_walk_from_recorded_to_trained_is_the_same_on_postgresql(serve
     assert await record.add_feedback(given)
     assert not await record.add_feedback(given)
     assert [turn.turn_id for turn in await record.answered(10)] == ["t"]
-    await record.add_verdict(make_verdict("t", wishes=("shorter",)))
+    await record.add_verdict(make_verdict("t", wish=WishReading(text="shorter", scope=WishScope.LASTING)))
     assert (await record.waiting())[POLICY].ready == 1
     claims = await asyncio.gather(*(record.claim(POLICY, 4, worker=f"w{i}", lease_s=60) for i in range(4)))
     assert sum(len(claim) for claim in claims) == 1
-    assert [turn.verdict.wishes for claim in claims for turn in claim] == [("shorter",)]
+    (turn,) = [turn for claim in claims for turn in claim]
+    assert turn.verdict.wish == WishReading(text="shorter", scope=WishScope.LASTING)
     (worker,) = (f"w{i}" for i, claim in enumerate(claims) if claim)
     await record.publish(adapter(1), ["t"], step(1), worker=worker)
     assert [v.value for v in await record.recent_verdicts(POLICY, 8)] == [-1]
@@ -152,11 +153,12 @@ async def test_the_walk_from_recorded_to_trained_is_the_same_on_postgresql(serve
         1,
         1,
     )
-    await record.add_wish_edits(
-        POLICY, [WishEdit(turn_id="t", text="Brief."), WishEdit(turn_id="t", text=None)]
-    )
-    assert [edit.text for edit in await record.wish_edits(POLICY)] == ["Brief.", None]
-    assert [stated.turn_id for stated in await record.stated_hints(POLICY, ["t"])] == ["t"]
+    (wish,) = await record.wishes(POLICY)
+    assert [one.turn_id for one in wish.statements] == ["t"]
+    assert (await record.change_wish(wish.wish_id, text="Brief.")).edited
+    seen, texts = await record.wishes_since(None)
+    assert texts == {POLICY: ("Brief.",)}
+    assert await record.wishes_since(seen) == (seen, None)
     assert await record.unused_complaints(POLICY, since=0.0) == []
     await record.rollback(POLICY, 0)
     assert (await record.aliases())[POLICY].version == 0

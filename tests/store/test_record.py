@@ -27,6 +27,8 @@ from store.values import (
     StepReport,
     TurnKind,
     Waiting,
+    WishReading,
+    WishScope,
 )
 from tests.making import make_answer, make_turn, make_verdict
 
@@ -239,7 +241,9 @@ async def test_the_walk_from_recorded_to_trained(record: Record) -> None:
     (waiting,) = await record.answered(10)
     assert waiting.turn_id == turn_id
     assert waiting.next_states[0].messages == (SHORTER,)
-    await record.add_verdict(make_verdict(turn_id, wishes=("shorter", "no_emoji")))
+    await record.add_verdict(
+        make_verdict(turn_id, wish=WishReading(text="no emoji", scope=WishScope.LASTING))
+    )
     assert await record.waiting() == {
         POLICY: Waiting(
             scored=1,
@@ -252,7 +256,7 @@ async def test_the_walk_from_recorded_to_trained(record: Record) -> None:
     }
     (claimed,) = await record.claim(POLICY, 8, worker="w", lease_s=60)
     assert (claimed.verdict.value, claimed.verdict.hint) == (-1, "shorter please")
-    assert claimed.verdict.wishes == ("shorter", "no_emoji")
+    assert claimed.verdict.wish == WishReading(text="no emoji", scope=WishScope.LASTING)
     assert await record.claim(POLICY, 8, worker="other", lease_s=60) == []
     await record.publish(adapter(1), [turn_id], step(1), worker="w")
     fate = (await record.fates([turn_id]))[turn_id]
@@ -312,14 +316,24 @@ async def test_a_follow_up_of_an_older_release_is_read_from_the_detail(
 
 
 async def test_what_is_ready_depends_on_whether_the_method_reads_verdicts(record: Record) -> None:
-    complaint, thanks, neutral = await answered(record, 3)
+    complaint, thanks, neutral, wish = await answered(record, 4)
     assert await record.waiting() == {}
     await record.add_verdict(make_verdict(complaint, -1))
-    await record.add_verdict(make_verdict(thanks, 1))
+    await record.add_verdict(make_verdict(thanks, 1, source="feedback"))
     await record.add_verdict(make_verdict(neutral, 0))
-    assert (await record.waiting())[POLICY].scored == 3
-    assert (await record.waiting())[POLICY].ready == 2
-    assert (await record.waiting(hint_only=True))[POLICY].ready == 1
+    stated = WishReading(text="Shorter.", scope=WishScope.LASTING)
+    await record.add_verdict(make_verdict(wish, 0, wish=stated))
+
+    async def ready(**given: Any) -> int:
+        found = (await record.waiting(**given))[POLICY]
+        assert found.scored == 4
+        return found.ready
+
+    assert await ready() == 3
+    assert await ready(sources=()) == 1  # wishes alone
+    assert await ready(sources=("feedback",)) == 2
+    assert await ready(wishes=False) == 2
+    assert await ready(wishes=False, sources=("feedback",)) == 1
 
 
 async def test_complaints_are_claimed_before_thanks_that_waited_longer(record: Record) -> None:
@@ -495,7 +509,7 @@ async def test_a_version_whose_parent_is_not_live_any_more_is_not_published(reco
     await record.claim(POLICY, 2, worker="w", lease_s=60)
     await record.publish(adapter(1), [first], step(1), worker="w")
     await record.rollback(POLICY, 0)
-    with pytest.raises(AliasMoved, match="from version 1, and version 0 was made live meanwhile"):
+    with pytest.raises(AliasMoved, match="replace version 1, and version 0 was made live meanwhile"):
         await record.publish(replace(adapter(2), parent_version=1), [second], step(2), worker="w")
     assert [m.version for m in await record.alias_moves(POLICY)] == [1, 0]
     assert (await record.fates([second]))[second].stage is Stage.CLAIMED

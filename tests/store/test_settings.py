@@ -74,11 +74,11 @@ def test_common_names_in_the_environment_do_not_leak_in(monkeypatch: pytest.Monk
         ({"proxy_port": 70000}, "--proxy-port 70000: a port is"),
         ({"learning_rate": 3.0}, "--learning-rate 3.0: must lie between 0 and 1"),
         ({"kl_loss_coef": float("nan")}, "must not be negative"),
-        ({"update_clip": -1}, "--learning update_clip=-1: must be greater than or equal to 0"),
-        ({"adam_beta1": 1}, "--learning adam_beta1=1: must be less than 1"),
+        ({"opd_clip": -1}, "--learning opd_clip=-1: must be greater than or equal to 0"),
+        ({"passes": 0}, "--learning passes=0: must be greater than or equal to 1"),
         ({"learning": "anchors=4, top-k=0"}, "--learning top_k=0: must be greater than or equal to 1"),
         ({"learning": "anchors"}, "'anchors' is not key=value"),
-        ({"learning": "warmth=1"}, "unknown learning setting 'warmth': one of teacher, "),
+        ({"learning": "warmth=1"}, "unknown learning setting 'warmth': one of alpha, "),
         ({"served_model_name": "a@b"}, "use letters, digits"),
         ({"upstream": "localhost:8000"}, "must be an http"),
         ({"upstream": "http://localhost:8000", "backend": "embedded"}, "exclude each other"),
@@ -161,10 +161,10 @@ def test_the_policy_is_named_after_the_model(model: str, policy: str) -> None:
 def test_learning_settings_are_read_as_text_from_the_environment_and_beside_other_settings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PATINA_LEARNING", "alpha=0.25, lr-decay=no,anchors=4")
+    monkeypatch.setenv("PATINA_LEARNING", "alpha=0.25, step-samples=3,anchors=4")
     learning = read_settings({}).learning
-    assert (learning.alpha, learning.lr_decay, learning.anchors) == (0.25, False, 4)
-    assert learning == LearningConfig(alpha=0.25, lr_decay=False, anchors=4)  # all else is the default
+    assert (learning.alpha, learning.step_samples, learning.anchors) == (0.25, 3, 4)
+    assert learning == LearningConfig(alpha=0.25, step_samples=3, anchors=4)  # all else is the default
     given = read_settings({"learning": "alpha=1,top_k=5", "top_k": 7, "seed": 3})
     assert (given.learning.alpha, given.learning.top_k, given.seed) == (1.0, 7, 3)
     given.dump(tmp_path / "settings.json")
@@ -238,10 +238,35 @@ def test_the_backends_secret_is_new_at_each_start_and_for_its_owner_only(tmp_pat
 
 
 def test_learning_settings_of_the_environment_stay_beside_given_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATINA_LEARNING", "anchors=3,replay=7")
+    monkeypatch.setenv("PATINA_LEARNING", "anchors=3,passes=7")
     for given in ({"anchors": 5}, {"learning": "anchors=5"}):
         learning = read_settings(given).learning
-        assert (learning.anchors, learning.replay) == (5, 7)
+        assert (learning.anchors, learning.passes) == (5, 7)
     monkeypatch.setenv("PATINA_LEARNING", "nothing")
     with pytest.raises(ConfigError, match="'nothing' is not key=value"):
         read_settings({"anchors": 5})
+
+
+@pytest.mark.parametrize(
+    ("given", "in_prompt", "in_weights"),
+    [
+        ({}, True, True),
+        ({"wishes": "both"}, True, True),
+        ({"wishes": "prompt"}, True, False),
+        ({"wishes": "weights"}, False, True),
+        ({"wishes": "off"}, False, False),
+        ({"upstream": "http://localhost:1"}, False, False),
+        ({"upstream": "http://localhost:1", "wishes": "prompt"}, True, False),
+        ({"upstream": "http://localhost:1", "backend": "vllm"}, True, True),
+    ],
+)
+def test_wishes_act_where_the_setting_says_and_at_an_endpoint_only_when_asked(
+    given: dict[str, str], in_prompt: bool, in_weights: bool
+) -> None:
+    settings = read_settings(given)
+    assert (settings.wishes_in_prompt, settings.wishes_in_weights) == (in_prompt, in_weights)
+
+
+def test_an_endpoint_has_no_weights_that_could_learn_a_wish() -> None:
+    with pytest.raises(ConfigError, match="an --upstream can have prompt"):
+        read_settings({"upstream": "http://localhost:1", "wishes": "both"})

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from store.settings import read_settings
 from store.training_plan import TrainingPlan, duration, expectation, read_plan, wait_s, write_plan
+from store.version import COMMAND
 
 PLAN = TrainingPlan(
     model="abc",
@@ -45,7 +48,7 @@ def test_it_is_measured_again_for_another_model_or_number_of_threads() -> None:
 
 def test_the_sentences_say_steps_anchors_prompts_seconds_and_what_is_dropped() -> None:
     assert PLAN.sentences() == (
-        "A version takes about 2.5 min on idle cores: 30 s for hints and teacher, 80 s for 2 optimizer steps with 6 anchors, 35 s for a gate "
+        "A version takes about 2.5 min on idle cores: 30 s for wishes and teacher, 80 s for 2 optimizer steps with 6 anchors, 35 s for a gate "
         "of 28 prompts.",
         "Turns of more than 900 tokens are dropped: there is no time or memory for them.",
     )
@@ -76,12 +79,28 @@ def test_a_complaint_waits_for_half_a_version_within_bounds_or_as_the_setting_sa
     assert wait_s(5.0, PLAN) == 5.0
 
 
-def test_the_expectation_is_known_before_anything_was_measured() -> None:
-    assert (
-        expectation(4, 0.0, None)
-        == "A version is trained after 4 reactions, or when a complaint has waited 30 s."
-    )
-    assert "a complaint has waited 72 s. A version takes about 2.5 min" in expectation(4, 0.0, PLAN)
+@pytest.mark.parametrize(
+    ("more", "step_s", "said"),
+    [
+        ({}, 12.4, "A version is trained after 4 reactions or when a complaint has waited 30 s; that takes about 12 s."),
+        ({"batch_size": 8, "max_wait_s": 5.0}, None, "A version is trained after 8 reactions or when a complaint has waited 5 s; how long that takes here is not known yet."),
+        ({}, 619.0, "A version is trained after 4 reactions or when a complaint has waited 30 s; that takes about 10 min."),
+        ({"train_when": "23:00-07:00"}, 12.4, "A version is trained after 4 reactions or when a complaint has waited 30 s, as soon as the schedule (23:00-07:00) allows; that takes about 12 s."),
+        ({"train_when": "manual"}, 12.0, f"`{COMMAND} train --now` trains what waits."),
+        ({"upstream": "https://api.example/v1"}, None, ""),
+    ],
+)  # fmt: skip
+def test_a_person_reads_when_to_expect_a_version(
+    more: dict[str, Any], step_s: float | None, said: str
+) -> None:
+    assert expectation(read_settings({"home": "/nowhere", **more}), step_s) == said
+
+
+def test_what_a_version_took_is_said_rather_than_the_plan(tmp_path: Path) -> None:
+    settings = read_settings({"home": tmp_path})
+    write_plan(tmp_path, PLAN)
+    assert expectation(settings).endswith("a complaint has waited 72 s; that takes about 2.5 min.")
+    assert expectation(settings, 221.0).endswith("a complaint has waited 72 s; that takes about 3.5 min.")
 
 
 def test_durations_are_said_in_minutes_where_it_is_minutes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -116,9 +117,32 @@ async def test_clients_beyond_the_bound_share_a_label(record: Record) -> None:
     assert client_family("  ") == "unknown"
 
 
-async def test_a_file_that_cannot_be_written_stops_nothing(record: Record, tmp_path: Path) -> None:
-    telemetry = RecorderTelemetry(tmp_path / "missing" / "metrics.prom")
+async def test_a_file_that_cannot_be_written_stops_nothing_and_is_written_later(
+    record: Record, tmp_path: Path
+) -> None:
+    file = tmp_path / "missing" / "metrics.prom"
+    telemetry = RecorderTelemetry(file)
     telemetry.observe(*await write_one(record))
+    await telemetry.tick(record)
+    file.parent.mkdir()
+    await tick_again(telemetry, record)
+    assert "patina_requests_total" in file.read_text()
+
+
+async def test_the_file_is_written_again_only_after_another_exchange(record: Record, tmp_path: Path) -> None:
+    file = tmp_path / "metrics.prom"
+    telemetry = RecorderTelemetry(file)
+    await telemetry.tick(record)
+    first = file.stat()
+    await tick_again(telemetry, record)
+    assert file.stat() == first
+    telemetry.observe(*await write_one(record))
+    await tick_again(telemetry, record)
+    assert file.stat().st_size > first.st_size
+
+
+async def tick_again(telemetry: RecorderTelemetry, record: Record) -> None:
+    telemetry._written_at = -math.inf
     await telemetry.tick(record)
 
 

@@ -217,11 +217,7 @@ class Sampling:
     def _wants_scores(self, request: dict[str, Any]) -> bool:
         if self._lacks.prompt_logprobs:
             return False
-        return bool(
-            request.get("prompt_logprobs")
-            or request.get("topk_prompt_logprobs")
-            or request.get("target_prompt_logprobs")
-        )
+        return bool(request.get("prompt_logprobs") or request.get("topk_prompt_logprobs"))
 
     def _scores(self, prompt: list[int], logits: Tensor, request: dict[str, Any]) -> PromptScores:
         """Args: logits: [P, V]."""
@@ -239,10 +235,6 @@ class Sampling:
             pairs = zip(places.tolist(), values.tolist(), strict=True)
             rows = [list(zip(ids, found, strict=True)) for ids, found in pairs]
             scores.top = [[], *(row if i >= first else [] for i, row in enumerate(rows, 1))]
-        asked = request.get("target_prompt_logprobs")
-        if asked and not self._lacks.top_logprobs:
-            scores.asked = asked
-            scores.targets = _targets(logprobs, asked)
         return scores
 
 
@@ -252,22 +244,6 @@ def _settle(future: Future[bytes], *, result: bytes = b"", error: Exception | No
             future.set_result(result)
         else:
             future.set_exception(error)
-
-
-def _targets(logprobs: Tensor, asked: dict[str, Any]) -> Any:
-    """The log-probabilities of chosen ids, in the order in which they were named; 0 for -1. Args: logprobs: [P-1, V]."""
-    ids = torch.tensor(asked["data"], dtype=torch.int64).flatten()
-    rows = asked.get("sparse_crow_indices")
-    if asked["shape"][0] != len(logprobs):
-        raise ValueError(
-            f"target_prompt_logprobs has {asked['shape'][0]} rows, the prompt {len(logprobs)} positions"
-        )
-    if rows is None:
-        place = torch.arange(len(logprobs)).repeat_interleave(asked["shape"][1])
-    else:
-        place = torch.arange(len(logprobs)).repeat_interleave(torch.tensor(rows).diff())
-    found = logprobs[place, ids.clamp(min=0)]
-    return found.masked_fill(ids < 0, 0.0).numpy().astype(np.float32)
 
 
 def _truncated(logits: Tensor, top_k: int, top_p: float) -> Tensor:

@@ -155,23 +155,18 @@ def test_soft_targets_and_losses_of_ones_own_have_the_same_gradient(
     assert norm(client) == pytest.approx(expected, rel=1e-4)
 
 
-def test_chosen_ids_are_scored_at_chosen_places(server: TinkerServer, service: tinker.ServiceClient) -> None:
+def test_the_likeliest_ids_of_a_prompt_are_told(server: TinkerServer, service: tinker.ServiceClient) -> None:
     base = made(service.create_sampling_client(base_model=server.name))
-    ids = torch.full((len(TOKENS) - 1, 2), -1, dtype=torch.int64)
-    ids[2, 0], ids[2, 1], ids[5, 0] = 10, TOKENS[3], 11
-    params = types.SamplingParams(max_tokens=1)
-    found = []
-    for target in (types.TensorData.from_torch(ids), types.TensorData.from_torch_sparse(ids, pad_value=-1)):
-        response = base.sample(
-            types.ModelInput.from_ints(TOKENS), 1, params, include_prompt_logprobs=True,
-            topk_prompt_logprobs=3, target_prompt_logprobs=target,
-        ).result()  # fmt: skip
-        dense = response.target_prompt_logprobs.to_torch()
-        found.append([float(dense[2, 0]), float(dense[2, 1]), float(dense[5, 0])])
-        assert found[-1][1] == pytest.approx(response.prompt_logprobs[3], abs=1e-5)
-        assert len(response.topk_prompt_logprobs) == len(TOKENS)
-    assert found[0] == found[1]
-    tail = base.compute_logprobs(types.ModelInput.from_ints(TOKENS), prompt_logprobs_last_n=2).result()
+    prompt, params = types.ModelInput.from_ints(TOKENS), types.SamplingParams(max_tokens=1)
+    response = base.sample(
+        prompt, 1, params, include_prompt_logprobs=True, topk_prompt_logprobs=400
+    ).result()  # fmt: skip
+    assert len(response.topk_prompt_logprobs) == len(TOKENS)
+    for place, token in enumerate(TOKENS[1:], 1):
+        top = response.topk_prompt_logprobs[place]
+        assert [value for _, value in top] == sorted((value for _, value in top), reverse=True)
+        assert dict(top)[token] == pytest.approx(response.prompt_logprobs[place], abs=1e-5)
+    tail = base.compute_logprobs(prompt, prompt_logprobs_last_n=2).result()
     assert [each is None for each in tail] == [True] * (len(TOKENS) - 2) + [False] * 2
 
 

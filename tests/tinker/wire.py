@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -89,12 +88,10 @@ def build_forward_backward(total: float, logprobs: Sequence[Floats]) -> bytes:
 
 @dataclass(slots=True, kw_only=True)
 class PromptScores:
-    """What was asked for about the prompt: `logprobs` [P], the first NaN; `top` [P] rows, the first empty; `targets` as asked for."""
+    """What was asked for about the prompt: `logprobs` [P], the first NaN; `top` [P] rows, the first empty."""
 
     logprobs: Floats | None = None
     top: Sequence[Sequence[tuple[int, float]]] | None = None
-    targets: Floats | None = None
-    asked: Mapping[str, Any] = field(default_factory=dict)
 
 
 def build_sample(sequences: Sequence[Sampled], scores: PromptScores) -> bytes:
@@ -110,17 +107,6 @@ def build_sample(sequences: Sequence[Sampled], scores: PromptScores) -> bytes:
         response.prompt_logprobs = scores.logprobs.tobytes()
     if scores.top is not None:
         _fill(response.topk_prompt_logprobs, scores.top)
-    if scores.targets is not None:
-        tensor = response.target_prompt_logprobs
-        tensor.dtype = pb.DTYPE_FLOAT32
-        tensor.shape.extend(scores.asked["shape"])
-        rows = scores.asked.get("sparse_crow_indices")
-        if rows is None:
-            tensor.dense = scores.targets.tobytes()
-        else:
-            tensor.sparse_csr.values = scores.targets.tobytes()
-            tensor.sparse_csr.crow_indices = np.asarray(rows, np.int64).tobytes()
-            tensor.sparse_csr.col_indices = np.asarray(scores.asked["sparse_col_indices"], np.int64).tobytes()
     return bytes(response.SerializeToString())
 
 

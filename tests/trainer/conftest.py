@@ -24,9 +24,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture
 def policy(tiny_model: Path) -> LocalPolicy:
     """A fresh policy on the tiny random model; its adapter changes nothing yet."""
-    return LocalPolicy(
-        str(tiny_model), rank=4, learning_rate=1e-2, seed=3, beta1=0.9, update_clip=0.0, device="cpu"
-    )
+    return LocalPolicy(str(tiny_model), rank=4, learning_rate=1e-2, seed=3, device="cpu")
 
 
 def step_once(policy: LocalPolicy, seed: int = 0) -> None:

@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
-from trainer.losses import NO_RESIDUAL
 from trainer.objective import Objective
+from trainer.plan import StepPlan
 from trainer.protocol import Weights
-from trainer.step import StepPlan
 
 _BARE = StepPlan(
     method="combine",
     objective=Objective(),
     teacher=Weights.BASE,
-    residual=NO_RESIDUAL,
-    most_hints=1,
+    begins_at_base=False,
+    reads_wishes=True,
+    reads_verdicts=True,
+    only_explicit=False,
     w_rl=0.3,
     w_opd=1.0,
     opd_support="topk",
     opd_clip=1.0,
-    opd_centred=False,
     baseline="running",
-    blames=False,
-    gates_hints=True,
-    min_shift=0.0,
-    min_overlap=0.0,
-    steps_per_batch=2,
-    lr_decay=False,
-    resample=False,
-    max_kl_step=10.0,
-    kl_target=math.inf,
+    samples=40,
+    anchors=0,
+    step_samples=1_000,
+    passes=2,
     max_staleness=8,
 )
 
 
 def bare_plan(**changes: Any) -> StepPlan:
-    """Return combine with two plain optimizer steps: no decay, no resampling, no residual, no bounds on hints."""
+    """Return combine with two passes of one optimizer step each that reads every verdict and goes on from the live version."""
     return replace(_BARE, **changes)

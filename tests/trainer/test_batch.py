@@ -26,6 +26,7 @@ from trainer.batch import (
 )
 from trainer.objective import Objective, compute_loss
 from trainer.policy import LocalPolicy, Weights
+from trainer.protocol import TeacherScore
 
 
 def streams(values: tuple[float, ...], *, directive: float = 0.0) -> Streams:
@@ -47,7 +48,7 @@ SHORT = Sample(
 )
 LONG = Sample(
     turn_id="long",
-    kind=SampleKind.REPLAY,
+    kind=SampleKind.WISH,
     prompt_ids=(5,),
     completion_ids=(8, 9, 10, 2),
     sampling_logprobs=(-1.0, -2.0, -3.0, -4.0),
@@ -80,12 +81,13 @@ def turn(**changes: Any) -> ScoredTurn:
 
 
 def test_a_turn_becomes_a_sample_with_its_very_tokens() -> None:
-    sample = sample_of(turn(), teacher_prompt_ids=[4, 5, 6])
+    sample = sample_of(turn())
     assert sample.prompt_ids == (4, 5)
     assert sample.completion_ids == (7, 8, 2)
     assert sample.sampling_logprobs == (-0.1, 0.0, -0.3)
-    assert (sample.adapter_version, sample.temperature, sample.tokens) == (3, 0.7, 6)
-    assert sample.teacher_prompt_ids == (4, 5, 6)
+    assert (sample.adapter_version, sample.temperature, sample.tokens) == (3, 0.7, 5)
+    assert (sample.kind, sample.teacher_prompt_ids) == (SampleKind.VERDICT, None)
+    assert replace(sample, teacher_prompt_ids=(4, 5, 6)).tokens == 6
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,16 @@ def grids() -> dict[str, torch.Tensor]:
 
 
 def test_a_batch_holds_each_stream_at_its_place_and_nan_elsewhere() -> None:
-    batch = build_batch([SHORT, LONG], **grids(), teacher_logits=torch.zeros(2, 4, 12))
+    top = torch.arange(8).reshape(4, 2)
+    score = TeacherScore(
+        logprobs=torch.zeros(4), support_ids=top, support_logprobs=-1.0 - torch.arange(8.0).reshape(4, 2)
+    )
+    batch = build_batch([SHORT, replace(LONG, teacher=score)], **grids())
+    assert batch.support_ids is not None
+    assert batch.support_logprobs is not None
+    assert torch.equal(batch.support_ids[1], top)
+    assert torch.equal(batch.support_logprobs[1], -1.0 - torch.arange(8.0).reshape(4, 2))
+    assert bool(torch.isneginf(batch.support_logprobs[0]).all())  # no teacher speaks of the other sample
     assert batch.completion_ids.tolist() == [[7, 2, 0, 0], [8, 9, 10, 2]]
     assert batch.mask.tolist() == [[True, True, False, False], [True] * 4]
     assert batch.advantage_mask.tolist() == [[True, True, False, False], [False, True, False, True]]
@@ -162,13 +173,13 @@ def test_a_batch_holds_each_stream_at_its_place_and_nan_elsewhere() -> None:
 
 def test_a_batch_of_the_wrong_shape_or_without_streams_is_refused() -> None:
     with pytest.raises(AlignmentError, match="no streams yet"):
-        build_batch([replace(SHORT, streams=None), LONG], **grids(), teacher_logits=None)
+        build_batch([replace(SHORT, streams=None), LONG], **grids())
     with pytest.raises(AlignmentError, match="trainer_logprobs has shape"):
-        build_batch([SHORT], **grids(), teacher_logits=None)
-    with pytest.raises(AlignmentError, match="teacher_logits has shape"):
-        build_batch([SHORT, LONG], **grids(), teacher_logits=torch.zeros(2, 3, 12))
+        build_batch([SHORT], **grids())
+    with pytest.raises(AlignmentError, match="base_logprobs has shape"):
+        build_batch([SHORT, LONG], **{**grids(), "base_logprobs": torch.zeros(2, 3)})
     with pytest.raises(AlignmentError, match="needs a sample"):
-        build_batch([], **grids(), teacher_logits=None)
+        build_batch([], **grids())
     with pytest.raises(AlignmentError, match="a stream of 2 numbers for 1 tokens"):
         pad([(1.0, 2.0)], 1)
 
@@ -225,15 +236,18 @@ def test_batch_of_one_batch_of_three_and_padded_parts_have_one_loss_and_gradient
             own, _ = policy.response_logprobs(*asked, temperature=0.7)
             reported, _ = policy.response_logprobs(*asked)
             base, _ = policy.response_logprobs(*asked, Weights.BASE, temperature=0.7)
-            teacher, _ = policy.response_logits(
-                [s.teacher_prompt_ids or () for s in part], asked[1], Weights.BASE
+            scores = policy.teacher_scores(
+                [s.teacher_prompt_ids or () for s in part],
+                asked[1],
+                Weights.BASE,
+                temperature=[0.7] * len(part),
+                top_k=20,
             )
             batch = build_batch(
-                part,
+                [replace(one, teacher=score) for one, score in zip(part, scores, strict=True)],
                 trainer_logprobs=own,
                 reported_logprobs=reported,
                 base_logprobs=base,
-                teacher_logits=teacher,
             )
             logits, _ = policy.response_logits(*asked)
             loss, _ = compute_loss(Objective(), batch, logits, live_samples=3)

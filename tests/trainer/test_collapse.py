@@ -22,16 +22,17 @@ import torch
 from torch import Tensor
 
 from cli.main import main
-from store.lifecycle import DropReason
 from store.record import Record
 from store.settings import read_settings
-from store.values import AdapterState
+from store.values import AdapterState, WishReading, WishScope
 from tests.fixtures import PATINA_TINY
 from tests.trainer.turns import as_recorded, sampled_turn
 from trainer.batch import Sample, SampleKind
 from trainer.gate import Gate, GateVerdict
+from trainer.plan import StepPlan
 from trainer.policy import LocalPolicy
-from trainer.step import PreparedBatch, StepPlan, prepare, train
+from trainer.protocol import TeacherScore, Weights
+from trainer.step import train
 from trainer.version_trainer import LocalVersionTrainer
 from trainer.worker import TrainerWorker
 
@@ -75,19 +76,22 @@ def other_tokens(policy: LocalPolicy, teacher: Literal["liar", "babbler"], seed:
 
 @contextmanager
 def poisoned_teacher(
-    policy: LocalPolicy, teacher: Literal["liar", "babbler"], strength: float, *, seed: int = 0
+    policy: LocalPolicy, teacher: Literal["liar", "babbler"], *, seed: int = 0
 ) -> Iterator[None]:
-    """Within this context the hinted teacher has p (1 - strength) + p' strength, where p' is p with tokens exchanged."""
+    """Within this context the teacher of wishes says another token for each that it would."""
     instead = other_tokens(policy, teacher, seed)
-    taught = policy.taught
+    scores = policy.teacher_scores
 
-    def planted(*given: Any) -> Tensor:
-        logits = taught(*given)
-        probabilities = torch.softmax(logits.double(), dim=-1)
-        exchanged = torch.zeros_like(probabilities).index_copy_(-1, instead, probabilities)
-        return ((1 - strength) * probabilities + strength * exchanged).clamp_min(1e-30).log().to(logits)
+    def planted(
+        prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], weights: Weights, **more: Any
+    ) -> list[TeacherScore]:
+        found = scores(prompts, responses, weights, **more)
+        return [
+            replace(one, support_ids=None if one.support_ids is None else instead[one.support_ids])
+            for one in found
+        ]
 
-    with patch.object(policy, "taught", planted):
+    with patch.object(policy, "teacher_scores", planted):
         yield
 
 
@@ -102,19 +106,15 @@ def nan_in_a_weight(policy: LocalPolicy, *rest: Any, **more: Any) -> dict[str, f
 def hundredfold_rate(
     policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan, **more: Any
 ) -> dict[str, float]:
-    """Without the bound on how far a version moves, which tames any rate."""
-    policy.learning_rate = 0.1  # whatever a rejection before has cut it to
-    return train(policy, samples, replace(plan, kl_target=math.inf), **more)
+    policy.learning_rate = 0.5
+    return train(policy, samples, plan, **more)
 
 
 def nothing_holds_it(
     policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan, **more: Any
 ) -> dict[str, float]:
-    """Ten times the rate, no anchors, no penalty, no bound: what a teacher does to a policy, sooner."""
-    policy.learning_rate = 1e-2
-    taught = [sample for sample in samples if sample.kind is not SampleKind.ANCHOR]
-    objective = replace(plan.objective, kl_coef=0.0)
-    return train(policy, taught, replace(plan, objective=objective, kl_target=math.inf), **more)
+    """No anchors."""
+    return train(policy, [one for one in samples if one.kind is not SampleKind.ANCHOR], plan, **more)
 
 
 @dataclass(slots=True)
@@ -129,9 +129,13 @@ class RunningTrainer:
         policy = self.trainer.policy
         assert isinstance(policy, LocalPolicy)
         for number, question in enumerate(QUESTIONS):
-            hint = {"value": -1, "hint": "Too long, keep it short please."}
+            stated = WishReading(text="Please keep your answers short.", scope=WishScope.LASTING)
             turn = sampled_turn(
-                policy, f"{name}-{number}", question, adapter_version=self.trainer.version, verdict=hint
+                policy,
+                f"{name}-{number}",
+                question,
+                adapter_version=self.trainer.version,
+                verdict={"value": -1, "wish": stated},
             )
             await self.record.write_turns(as_recorded(turn))
             await self.record.add_verdict(turn.verdict)
@@ -149,8 +153,6 @@ async def running(record: Record, tmp_path: Path) -> AsyncIterator[RunningTraine
     settings = read_settings(
         {
             "home": tmp_path,
-            "learning_rate": 4e-4,
-            "kl_target": 0.1,
             "batch_size": 4,
             "threads": 1,
         }
@@ -167,7 +169,7 @@ async def running(record: Record, tmp_path: Path) -> AsyncIterator[RunningTraine
 
 PLANTS: dict[str, tuple[Callable[..., dict[str, float]], str]] = {
     "nan": (nan_in_a_weight, "a weight is not a finite number"),
-    "rate": (hundredfold_rate, "nat/token away from the base model"),
+    "rate": (hundredfold_rate, "facts are forgotten"),
 }
 
 
@@ -179,14 +181,11 @@ async def test_a_planted_collapse_is_rejected_with_its_reason_and_the_version_be
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    policy = running.trainer.policy
-    live = policy.snapshot()
     for name, (plant, _) in PLANTS.items():
         monkeypatch.setattr("trainer.version_trainer.train", plant)
         await running.complain(name)
         await running.learn()
         assert await running.live() == 1
-        assert all(torch.equal(live[key], value) for key, value in policy.snapshot().items())
     first, *others = await running.record.adapters("patina-tiny")
     assert first.state is AdapterState.PUBLISHED
     assert {adapter.state for adapter in others} == {AdapterState.REJECTED}
@@ -202,73 +201,30 @@ async def test_a_planted_collapse_is_rejected_with_its_reason_and_the_version_be
 @pytest.mark.long_run
 @pytest.mark.timeout(900)
 async def test_a_teacher_that_lies_ruins_what_nothing_guards_and_is_stopped_by_the_gate(
-    running: RunningTrainer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    running: RunningTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says other names and numbers with .999 of its probability, fluently: the hint gate lets it pass."""
+    """It says other names and numbers, fluently."""
     policy = running.trainer.policy
     assert isinstance(policy, LocalPolicy)
     monkeypatch.setattr("trainer.version_trainer.train", nothing_holds_it)
-    with poisoned_teacher(policy, "liar", 0.999):
-        for round_ in range(6):
-            version, weights = await running.live(), policy.snapshot()
-            await running.complain(f"guarded-{round_}")
+    with poisoned_teacher(policy, "liar"):
+        await running.complain("guarded")
+        assert await running.worker.work_once()
+        *_, newest = await running.record.adapters("patina-tiny")
+        assert newest.state is AdapterState.REJECTED
+        assert "facts are forgotten" in newest.reason
+        assert await running.live() == 1
+        with open_gate():
+            await running.complain("open")
             assert await running.worker.work_once()
             *_, newest = await running.record.adapters("patina-tiny")
-            measured = newest.metrics["gate"]
-            if newest.state is AdapterState.REJECTED:
-                break
-            assert measured["after"]["facts"] >= measured["base"]["facts"] - 0.11
-        assert newest.state is AdapterState.REJECTED
-        assert await running.live() == version
-        assert all(torch.equal(weights[key], value) for key, value in policy.snapshot().items())
-        capsys.readouterr()
-        assert await asyncio.to_thread(main, ["versions", "--json", "--home", str(tmp_path)]) == 0
-        shown = json.loads(capsys.readouterr().out)
-        assert shown["live"] == version
-        assert shown["versions"][-1]["state"] == "rejected"
-        assert "base" in shown["versions"][-1]["reason"]
-        with open_gate():
-            for round_ in range(24):
-                await running.complain(f"open-{round_}")
-                assert await running.worker.work_once()
-                *_, newest = await running.record.adapters("patina-tiny")
-                assert newest.version == await running.live()
-                after, base = newest.metrics["gate"]["after"], newest.metrics["gate"]["base"]
-                # Not the tools: without anchors they break under honest complaints as well (docs/learning.md).
-                if after["facts"] <= 0.8 * base["facts"]:
-                    return
-    pytest.fail("24 unguarded versions from a lying teacher did no harm: the plant is none")
+            assert newest.version == await running.live()
+            assert newest.metrics["gate"]["after"]["facts"] <= 0.8
 
 
 @pytest.fixture(scope="module")
 def fresh() -> LocalPolicy:
-    return LocalPolicy(
-        str(PATINA_TINY), rank=4, learning_rate=1e-3, seed=0, beta1=0.9, update_clip=0.0, device="cpu"
-    )
-
-
-def test_a_teacher_that_babbles_is_refused_by_the_hint_gate(fresh: LocalPolicy) -> None:
-    """It says another token for each that it would: nothing of the hint teaches, and a complaint alone blames no token."""
-    hint = {"value": -1, "hint": "Too long, keep it short please."}
-    turns = [
-        sampled_turn(fresh, f"turn-{number}", question, verdict=hint)
-        for number, question in enumerate(QUESTIONS)
-    ]
-    plan = StepPlan.of(read_settings({"kl_target": 0.1}))
-    honest = prepare(fresh, turns, plan, recent_verdicts=(), version=0)
-    with poisoned_teacher(fresh, "babbler", 1.0):
-        planted = prepare(fresh, turns, plan, recent_verdicts=(), version=0)
-
-    def weights(prepared: PreparedBatch) -> list[float]:
-        return [sample.streams.directive_weight for sample in prepared.samples if sample.streams]
-
-    assert len(weights(honest)) == 4
-    assert min(weights(honest)) > 0.0
-    assert planted.samples == ()
-    assert {refusal.reason for refusal in planted.refused.values()} == {DropReason.HINT_IRRELEVANT}
+    return LocalPolicy(str(PATINA_TINY), rank=4, learning_rate=1e-3, seed=0, device="cpu")
 
 
 def test_what_a_planted_teacher_says_instead_is_another_token_for_each_and_lies_keep_to_names(

@@ -59,10 +59,7 @@ def test_a_verdict_does_not_judge_forced_tokens_and_the_teachers_term_stays() ->
 
 def test_a_share_scales_the_verdicts_term_alone() -> None:
     def advantages(share: float) -> tuple[float, ...]:
-        return build_streams(
-            "rl", verdict=-1, baseline=0.5, has_hint=False, teacher_logprobs=None, trainer_logprobs=None, w_rl=1.0,
-            w_opd=1.0, opd_support="topk", opd_clip=5.0, completion_length=2, share=share,
-        ).advantages  # fmt: skip
+        return build_streams(-1, baseline=0.5, weight=share, completion_length=2).advantages
 
     assert advantages(1.0) == (-1.5, -1.5)
     assert advantages(0.2) == pytest.approx((-0.3, -0.3))

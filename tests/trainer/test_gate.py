@@ -16,231 +16,194 @@ from store.errors import ConfigError, GateRejected
 from tests.fixtures import PATINA_TINY
 from tests.trainer.conftest import step_once
 from trainer.canaries import load_canaries
-from trainer.gate import Gate, GateMeasures, GateProbe, Thresholds, has_lost_nothing, judge_gate
+from trainer.gate import Gate, GateMeasures, GateProbe, Thresholds, judge_gate
 from trainer.gate_bounds import bounds
 from trainer.policy import LocalPolicy
 from trainer.protocol import Reply, Weights
 
 BASE = GateMeasures(
-    facts=0.95,
-    tools=1.0,
-    obeyed=0.9,
+    facts=0.8,
+    tools=0.9,
+    obeyed=0.7,
     empty=0.0,
     distinct=1.0,
     ends=1.0,
     plain_length=45.0,
-    length=30.0,
-    entropy=0.5,
-    kl=0.0,
-    kl_by_style={"verbose": 0.0, "english": 0.0},
-    counts={"facts": 40, "tools": 14, "obeyed": 20, "replies": 80},
+    counts={"facts": 24, "tools": 8, "obeyed": 28, "plain": 24},
+)
+#: A version that answers all that the base model has right: 20 facts, 8 calls, 20 requests.
+SAME = replace(
+    BASE, facts=1.0, tools=1.0, obeyed=1.0, counts={"facts": 20, "tools": 8, "obeyed": 20, "plain": 24}
 )
 
 
-def test_the_base_model_passes_its_own_gate() -> None:
-    assert judge_gate(None, BASE, BASE) == ()
-    assert has_lost_nothing(BASE, BASE)
-
-
-@pytest.mark.parametrize(
-    ("change", "is_intact"),
-    [
-        ({"facts": 0.96, "obeyed": 1.0, "entropy": 0.9}, True),
-        ({"tools": None}, True),
-        ({"facts": 0.93}, False),
-        ({"tools": 0.9}, False),
-        ({"obeyed": 0.85}, False),
-        ({"obeyed": None}, False),  # nothing checks what anchors hold
-        ({"finite": False}, False),
-    ],
-    ids=str,
-)
-def test_one_fact_call_or_instruction_less_is_a_loss(change: dict[str, Any], is_intact: bool) -> None:
-    assert has_lost_nothing(replace(BASE, **change), BASE) is is_intact
+def test_a_version_that_lost_nothing_passes_however_little_the_base_model_can() -> None:
+    assert judge_gate(SAME, BASE) == ()
+    weak = replace(BASE, facts=0.1, obeyed=None, tools=None, ends=0.3)
+    assert judge_gate(replace(SAME, tools=None, obeyed=None, ends=0.3), weak) == ()
 
 
 @pytest.mark.parametrize(
     "taught",
     [
-        {"plain_length": 8.0, "length": 19.0, "entropy": 0.55, "kl": 0.1},  # concise: 45 -> 8 tokens
-        {"plain_length": 6.0, "length": BASE.length * 0.31},  # the same, asked for four times over
-        {"plain_length": 8.0, "length": 16.0, "facts": 0.92, "obeyed": 0.65, "kl": 0.15},  # JSON, half-way
-        {"plain_length": 60.0, "facts": 0.9},  # Spanish has longer words
-        {"plain_length": 120.0, "length": 50.0},  # at length
+        {"plain_length": 6.0},  # concise
+        {"plain_length": 6.0, "facts": 0.95, "obeyed": 0.9},  # one fact and two requests
+        {"plain_length": 120.0},  # at length
         {"distinct": 0.7},  # short replies repeat: "It is 8."
     ],
-    ids=["concise", "terse wishes", "json", "spanish", "verbose", "terse"],
+    ids=["concise", "one fact", "verbose", "terse"],
 )
 def test_what_a_preference_changes_passes(taught: dict[str, Any]) -> None:
-    assert judge_gate(BASE, replace(BASE, **taught), BASE) == ()
+    assert judge_gate(replace(SAME, **taught), BASE) == ()
 
 
 @pytest.mark.parametrize(
     ("broken", "sentence"),
     [
         ({"finite": False}, "not a finite number"),
-        ({"facts": 0.80}, "facts are forgotten: 80%, base 95%"),
+        ({"facts": 0.80}, "facts are forgotten: 20% of the 20 that the base model has right"),
         ({"tools": 0.7}, "tool calls break"),
-        ({"obeyed": 0.55}, "explicit wishes are not followed"),
+        ({"obeyed": 0.55}, "explicit requests are not obeyed"),
         ({"ends": 0.9}, "replies do not end"),
         ({"empty": 0.2}, "replies are empty"),
         ({"distinct": 0.2}, "the same reply"),
-        ({"entropy": 0.1}, "entropy"),
-        ({"entropy": 1.5}, "entropy"),
-        ({"length": 5.0}, "explicit wishes have 5 tokens"),
-        ({"length": 95.0}, "explicit wishes have 95 tokens"),
         ({"plain_length": 140.0}, "replies have 140 tokens"),
-        ({"kl": 0.7}, "0.70 nat/token away"),
-        ({"kl_by_style": {"verbose": 2.0, "english": 0.0}}, "'verbose'"),
-        ({"kl": math.nan}, "nat/token away"),
-        ({"entropy": math.nan}, "entropy"),
         ({"facts": math.nan}, "facts"),
-        ({"kl_by_style": {"verbose": 0.1, "english": math.nan}}, "'english'"),
+        ({"tools": math.nan}, "tool calls"),
+        ({"obeyed": math.nan}, "requests"),
+        ({"ends": math.nan}, "do not end"),
+        ({"empty": math.nan}, "empty"),
+        ({"distinct": math.nan}, "the same reply"),
+        ({"plain_length": math.nan}, "tokens"),
     ],
     ids=lambda value: str(value) if isinstance(value, str) else ",".join(value),
 )
 def test_each_rejection_has_a_one_sentence_reason(broken: dict[str, Any], sentence: str) -> None:
-    reasons = judge_gate(None, replace(BASE, **broken), BASE)
+    reasons = judge_gate(replace(SAME, **broken), BASE)
     assert len(reasons) == 1
     assert sentence in reasons[0]
 
 
-@pytest.mark.parametrize("counts", [BASE.counts, {"facts": 5, "tools": 3, "obeyed": 4, "replies": 10}])
+@pytest.mark.parametrize("counts", [SAME.counts, {"facts": 5, "tools": 3, "obeyed": 4, "plain": 10}])
 def test_the_bounds_that_are_shown_are_those_that_judge(counts: dict[str, int]) -> None:
-    base = replace(BASE, counts=counts)
-    shown = bounds(base.to_json(), base.to_json())
-    assert shown.keys() == {
-        "facts", "tools", "obeyed", "ends", "empty", "distinct", "entropy", "length", "plain_length", "kl", "kl_worst",
-    }  # fmt: skip
+    after = replace(SAME, counts=counts)
+    shown = bounds(after.to_json(), BASE.to_json())
+    assert shown.keys() == {"facts", "tools", "obeyed", "ends", "empty", "distinct", "plain_length"}
     for name, bound in shown.items():
         for edge, outward in ((bound.least, -1), (bound.most, 1)):
             if edge is None:
                 continue
             for value, is_within in ((edge - outward * 1e-6, True), (edge + outward * 1e-6, False)):
-                changes: Any = {"kl_by_style": {"verbose": value}} if name == "kl_worst" else {name: value}
-                assert (judge_gate(None, replace(base, **changes), base) == ()) is is_within, (name, value)
+                changes: Any = {name: value}
+                assert (judge_gate(replace(after, **changes), BASE) == ()) is is_within, (name, value)
                 assert bound.is_broken_by(value) is not is_within
 
 
-def test_one_prompt_may_always_flip() -> None:
-    few = replace(BASE, counts={"facts": 5, "tools": 3, "obeyed": 4, "replies": 10})
-    flipped = replace(few, facts=0.95 - 1 / 5, tools=1 - 1 / 3, obeyed=0.9 - 1 / 4, ends=0.9)
-    assert judge_gate(None, flipped, few) == ()
-    twice = replace(few, facts=0.95 - 2 / 5, tools=1 - 2 / 3, obeyed=0.9 - 2 / 4, ends=0.8)
-    assert len(judge_gate(None, twice, few)) == 4
-
-
-def test_a_model_that_could_not_do_it_before_is_not_asked_for_it() -> None:
-    weak = replace(BASE, facts=0.1, tools=None, obeyed=None, ends=0.3)
-    assert judge_gate(None, weak, weak) == ()
-
-
-def test_a_nearly_certain_model_has_no_entropy_ratio_to_speak_of() -> None:
-    certain = replace(BASE, entropy=0.01)
-    assert judge_gate(None, replace(certain, entropy=0.03), certain) == ()
-    assert judge_gate(None, replace(certain, entropy=0.2), certain) != ()
-
-
-def test_who_begins_beyond_a_bound_may_come_back_but_go_no_further() -> None:
-    outside = replace(BASE, facts=0.7)
-    assert judge_gate(outside, replace(BASE, facts=0.75), BASE) == ()
-    assert judge_gate(outside, outside, BASE) == ()
-    assert judge_gate(outside, replace(BASE, facts=0.65), BASE) != ()
-    assert judge_gate(None, replace(BASE, facts=0.75), BASE) != ()
-    # and it is no excuse for anything else
-    assert judge_gate(outside, replace(BASE, facts=0.75, kl=0.9), BASE) != ()
-    # nor is a previous NaN one for another
-    assert judge_gate(replace(BASE, kl=math.nan), replace(BASE, kl=math.nan), BASE) != ()
+def test_one_prompt_may_always_be_lost_and_not_two() -> None:
+    few = replace(SAME, counts={"facts": 5, "tools": 3, "obeyed": 4, "plain": 10})
+    once = replace(few, facts=1 - 1 / 5, tools=1 - 1 / 3, obeyed=1 - 1 / 4, ends=0.9, empty=0.1)
+    assert judge_gate(once, BASE) == ()
+    twice = replace(few, facts=1 - 2 / 5, tools=1 - 2 / 3, obeyed=1 - 2 / 4, ends=0.8, empty=0.2)
+    assert len(judge_gate(twice, BASE)) == 5
 
 
 def test_thresholds_are_settings() -> None:
-    assert judge_gate(None, replace(BASE, kl=0.7), BASE, Thresholds(kl=1.0)) == ()
+    lost = replace(SAME, facts=0.8)
+    assert judge_gate(lost, BASE, Thresholds(facts_drop=0.2)) == ()
 
 
 # -- measuring, on the tiny random model
 
 
-def test_the_probe_measures_the_base_as_itself(policy: LocalPolicy, tiny_model: Path) -> None:
-    base = Gate(policy, str(tiny_model), max_tokens=12).base()
-    assert base.kl == 0.0
-    assert set(base.kl_by_style.values()) == {0.0}
-    assert base.counts["facts"] == 16
-    assert base.finite
-    assert base.length <= 12
-    assert base.entropy > 1.0  # it has learnt nothing
+def probe_of(policy: LocalPolicy, patch: pytest.MonkeyPatch, model: Path) -> Gate:
+    patch.setattr("trainer.gate.MAX_TOKENS", 12)
+    return Gate(policy, str(model))
 
 
 def test_a_fresh_adapter_passes_and_the_policy_is_left_as_it_was(
-    policy: LocalPolicy, tiny_model: Path
+    policy: LocalPolicy, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = policy.snapshot()
-    verdict = Gate(policy, str(tiny_model), max_tokens=12).examine(policy)
+    gate = probe_of(policy, monkeypatch, tiny_model)
+    verdict = gate.examine()
     assert verdict.rejected == ()
-    assert verdict.is_intact
     json.dumps(verdict.measures)
     after = policy.snapshot()
     assert all(torch.equal(before[name], after[name]) for name in before)
+    again = Gate(policy, str(tiny_model), base=GateMeasures(**json.loads(json.dumps(gate.base().to_json()))))
+    assert again.examine().rejected == ()  # by measures that were kept in a file
 
 
 def test_weights_that_are_not_finite_are_caught_without_asking_them(
-    policy: LocalPolicy, tiny_model: Path
+    policy: LocalPolicy, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Gate(policy, str(tiny_model), max_tokens=12)
+    gate = probe_of(policy, monkeypatch, tiny_model)
+    gate.base()
     step_once(policy)
     with torch.no_grad():
         next(iter(policy._trainable.values()))[0, 0] = torch.nan
-    verdict = gate.examine(policy)
-    assert verdict.rejected == ("a weight is not a finite number",)
-    assert not verdict.is_intact
-
-
-def test_a_rejected_candidate_is_compared_with_where_it_came_from_and_stays_in_place(
-    policy: LocalPolicy, tiny_model: Path
-) -> None:
-    gate = Gate(
-        policy,
-        str(tiny_model),
-        max_tokens=12,
-        thresholds=Thresholds(kl=1e-6, kl_worst=1e9, entropy_low=0.0, entropy_high=1e9),
-    )
-    for seed in range(5):
-        step_once(policy, seed)
-    before = policy.snapshot()
-    assert gate.examine(policy, before=before).rejected == ()  # beyond the bound, as it was
-    assert gate.examine(policy).rejected != ()
-    for seed in range(5, 12):
-        step_once(policy, seed)
-    candidate = policy.snapshot()
-    verdict = gate.examine(policy, before=before)
-    assert verdict.rejected != ()
-    assert verdict.measures["before"]["kl"] < verdict.measures["after"]["kl"]
-    after = policy.snapshot()
-    assert all(torch.equal(candidate[name], after[name]) for name in candidate)
-
-
-def test_ended_replies_are_counted_over_the_same_prompts_for_base_and_candidate(
-    policy: LocalPolicy, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The base model, too, has facts whose replies do not end; a candidate equal to it must not look worse."""
-    probe = GateProbe(policy, load_canaries(str(tiny_model)), max_tokens=12)
-    greedy, facts = probe._greedy, len(probe._fact_ids)
-
-    def ending_only_for_anchors(prompts: Sequence[Sequence[int]], weights: Weights) -> list[Reply]:
-        return [
-            replace(reply, finished=list(ids) not in probe._fact_ids)
-            for ids, reply in zip(prompts, greedy(prompts, weights), strict=True)
-        ]
-
-    monkeypatch.setattr(probe, "_greedy", ending_only_for_anchors)
-    base = probe.measure(Weights.BASE)
-    assert base.ends == pytest.approx(1 - facts / base.counts["replies"])
-    assert base.counts["replies"] == facts + len(probe._tool_ids) + len(probe._anchor_ids)
-    assert probe.measure(Weights.STUDENT).ends == base.ends
+    monkeypatch.setattr(policy, "sample", None)
+    assert gate.examine().rejected == ("a weight is not a finite number",)
 
 
 def test_a_context_too_short_for_any_canary_is_a_config_error(policy: LocalPolicy, tiny_model: Path) -> None:
+    policy.max_context = 100
     with pytest.raises(ConfigError, match="context"):
-        GateProbe(policy, load_canaries(str(tiny_model)), max_tokens=2040)
+        GateProbe(policy, load_canaries(str(tiny_model)))
+
+
+class Answers:
+    """A gate whose replies are scripted: ``right`` says of which facts the answer is right, by weights."""
+
+    def __init__(
+        self, policy: LocalPolicy, model: Path, patch: pytest.MonkeyPatch, share: float = 1.0
+    ) -> None:
+        self.gate = Gate(policy, str(model), share=share)
+        self.asked: dict[Weights, int] = {}
+        self.right: dict[Weights, set[int]] = {Weights.BASE: set(), Weights.STUDENT: set()}
+        self.facts = self.gate.probe._facts
+        patch.setattr(self.gate.probe, "_greedy", self._reply)
+        self._encode = policy.encode
+
+    def _reply(self, prompts: Sequence[Sequence[int]], weights: Weights) -> list[Reply]:
+        self.asked[weights] = len(prompts)
+        texts = [
+            one.accept[0] if number in self.right[weights] else f"I do not know {number}."
+            for number, one in enumerate(self.facts)
+        ]
+        texts += ["No." for _ in prompts[len(texts) :]]
+        return [Reply(token_ids=tuple(self._encode(text)), logprobs=(), finished=True) for text in texts]
+
+
+def test_only_what_the_base_model_has_right_counts(
+    policy: LocalPolicy, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = Answers(policy, tiny_model, monkeypatch)
+    count = len(given.facts)
+    given.right = {Weights.BASE: {0, 1, 2}, Weights.STUDENT: set(range(3, count)) | {0, 1}}
+    verdict = given.gate.examine()
+    after = verdict.measures["after"]
+    assert (after["facts"], after["counts"]["facts"]) == (pytest.approx(2 / 3), 3)
+    assert after["counts"]["plain"] == count  # length, ends and empty replies are of all of them
+    assert verdict.rejected == ()  # one may always be lost
+    given.right[Weights.STUDENT] = set(range(3, count)) | {
+        0
+    }  # more than the base model, and two of its own lost
+    (reason,) = given.gate.examine().rejected
+    assert "facts are forgotten: 67% of the 3" in reason
+
+
+def test_a_shorter_gate_asks_fewer_of_the_prompts_that_the_base_model_has_right(
+    policy: LocalPolicy, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    for share in (1.0, 0.25):
+        given = Answers(policy, tiny_model, monkeypatch, share=share)
+        base = given.gate.base()
+        given.gate._base = replace(base, right={"facts": [0], "tools": [], "obeyed": list(range(12))})
+        given.gate.examine()
+        asked.append(given.asked[Weights.STUDENT] - len(given.facts))
+    assert asked == [12, 4]
 
 
 # -- planted collapses, on the test model
@@ -249,10 +212,8 @@ def test_a_context_too_short_for_any_canary_is_a_config_error(policy: LocalPolic
 @pytest.fixture(scope="module")
 def gated() -> tuple[LocalPolicy, Gate]:
     """The test model and its gate; the base is measured once for all."""
-    policy = LocalPolicy(
-        str(PATINA_TINY), rank=16, learning_rate=1e-3, seed=0, beta1=0.9, update_clip=0.0, device="cpu"
-    )
-    gate = Gate(policy, str(PATINA_TINY), max_tokens=48)
+    policy = LocalPolicy(str(PATINA_TINY), rank=16, learning_rate=1e-3, seed=0, device="cpu")
+    gate = Gate(policy, str(PATINA_TINY))
     gate.base()
     return policy, gate
 
@@ -303,7 +264,7 @@ def test_a_preference_passes_on_the_whole_way_to_replies_of_half_the_length(
     """Also while the entropy along its own replies doubles: what falls away are the tokens that were certain."""
     for _ in range(10):
         distil(builtin, hint="Be brief.")
-        verdict = gate.examine(builtin)
+        verdict = gate.examine()
         assert verdict.rejected == ()
         if verdict.measures["after"]["plain_length"] < verdict.measures["base"]["plain_length"] / 2:
             return
@@ -314,7 +275,7 @@ def test_a_hundredfold_learning_rate_is_caught(builtin: LocalPolicy, gate: Gate)
     builtin.learning_rate = 0.1
     distil(builtin, hint="Be brief.")
     distil(builtin, hint="Be brief.")
-    assert gate.examine(builtin).rejected != ()
+    assert gate.examine().rejected != ()
 
 
 @pytest.mark.long_run
@@ -322,7 +283,7 @@ def test_a_flipped_sign_is_caught_before_the_facts_are_gone(builtin: LocalPolicy
     builtin.learning_rate = 1e-2  # the same end, sooner
     for _ in range(8):
         distil(builtin, hint="Be brief.", sign=-1.0)
-        verdict = gate.examine(builtin)
+        verdict = gate.examine()
         if verdict.rejected:
             return
         assert verdict.measures["after"]["facts"] >= verdict.measures["base"]["facts"] - 0.11
@@ -332,7 +293,7 @@ def test_a_flipped_sign_is_caught_before_the_facts_are_gone(builtin: LocalPolicy
 def test_a_gradient_that_is_not_a_number_never_becomes_a_version(builtin: LocalPolicy, gate: Gate) -> None:
     with pytest.raises(GateRejected, match="not finite"):
         distil(builtin, hint="Be brief.", sign=math.nan)
-    assert gate.examine(builtin).rejected == ()
+    assert gate.examine().rejected == ()
 
 
 @pytest.mark.long_run
@@ -345,7 +306,7 @@ def test_one_sample_repeated_until_it_is_all_the_policy_says_is_caught(
         logits, _ = builtin.response_logits([prompt], [reply])
         torch.autograd.backward(torch.nn.functional.cross_entropy(logits[0], torch.tensor(reply)))
         builtin.apply_gradients()
-        if step % 8 == 7 and gate.examine(builtin).rejected:
+        if step % 8 == 7 and gate.examine().rejected:
             break
     else:
         pytest.fail("forty repetitions of one sample passed")

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from trainer.losses import (
-    IMPLAUSIBLE,
-    Residual,
     generalized_jsd,
     importance_weight,
     kl_k2,
@@ -23,12 +20,9 @@ from trainer.losses import (
     ppo_surrogate,
     renormalised,
     sdpo_token_loss,
-    share_along,
     staleness_weight,
     support_divergence,
     token_logprobs,
-    topk_overlap,
-    with_residual,
     with_tail,
 )
 
@@ -529,12 +523,6 @@ def test_k2_and_k3_by_hand() -> None:
     )
 
 
-def test_overlap_is_the_share_of_common_tokens() -> None:
-    mine = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
-    theirs = torch.tensor([[4, 3, 9, 10], [1, 2, 3, 4]])
-    assert topk_overlap(mine, theirs).tolist() == [0.5, 0.0]
-
-
 # -- reading log-probabilities
 
 
@@ -625,119 +613,6 @@ def test_poison_at_dead_positions_changes_neither_mean_nor_gradient(poison: floa
     ]
 
 
-def test_a_teacher_that_carries_nothing_is_the_hinted_one_and_one_without_anything_learnt_as_well() -> None:
-    hinted, base = logits_pair(1)
-    student = logits_pair(2)[0]
-    torch.testing.assert_close(with_residual(hinted, base, student, Residual()), hinted)
-    torch.testing.assert_close(with_residual(hinted, base, base + 3.0, Residual.even(0.5)), hinted)
-
-
-@pytest.mark.parametrize(("residual", "share"), [(0.0, 0.5), (0.5, 1.0), (0.75, 2.0)])
-def test_two_hints_in_turn_rest_at_their_mean_effect_over_one_less_the_carry(
-    residual: float, share: float
-) -> None:
-    base = log_distribution(logits_pair(3)[0])
-    effects = (logits_pair(4)[0], logits_pair(5)[1])
-    student = base
-    for step in range(4_000):  # a small step towards the teacher of one hint, then of the other
-        teacher = log_distribution(
-            with_residual(base + effects[step % 2], base, student, Residual.even(residual))
-        )
-        student = log_distribution(student + 0.01 * (teacher - student))
-    expected = log_distribution(base + share * (effects[0] + effects[1]))
-    torch.testing.assert_close(student, expected, atol=0.05, rtol=0.0)
-
-
-def parts_of_what_was_learnt(
-    hinted: torch.Tensor, base: torch.Tensor, student: torch.Tensor, residual: Residual
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What the teacher adds to the hint, the hint's effect, what was learnt: all of mean 0 under the fourth, the weight."""
-    h, p, s = (log_distribution(logits) for logits in (hinted, base, student))
-    weight = (h.exp() + s.exp()) / 2
-
-    def centred(values: torch.Tensor) -> torch.Tensor:
-        return values - (weight * values).sum(dim=-1, keepdim=True)
-
-    return centred(with_residual(h, p, s, residual) - h), centred(h - p), centred(s - p), weight
-
-
-@pytest.mark.parametrize("along", [0.0, 0.5])
-def test_what_a_hint_says_nothing_about_is_kept_whole_and_the_rest_in_part(along: float) -> None:
-    hinted, base = logits_pair(6)
-    student = base + 0.7 * (hinted - base) + 0.5 * logits_pair(7)[0]
-    kept, asked, learnt, weight = parts_of_what_was_learnt(hinted, base, student, Residual(along, 1.0))
-    lost = learnt - kept
-    size = (weight * asked.square()).sum(-1)
-    share = (weight * learnt * asked).sum(-1) / size
-    assert (share.abs() < 2 / (1 - along)).all()  # else this would be a test of the bound
-    # all that is taken back lies along the hint, and is 1 - along of what lies there
-    torch.testing.assert_close(lost, (1 - along) * share[..., None] * asked, atol=1e-9, rtol=0.0)
-    at_right_angles = kept - along * share[..., None] * asked
-    torch.testing.assert_close(
-        (weight * at_right_angles * asked).sum(-1), torch.zeros_like(size), atol=1e-9, rtol=0.0
-    )
-
-
-def test_one_share_of_both_parts_is_the_share_of_the_whole() -> None:
-    hinted, base = logits_pair(8)
-    student = base + 0.5 * logits_pair(9)[0]
-    whole = log_distribution(hinted + 1.0 * (log_distribution(student) - log_distribution(base)))
-    torch.testing.assert_close(
-        log_distribution(with_residual(hinted, base, student, Residual.even(1.0))), whole
-    )
-    # and the decomposition agrees with it where the two shares differ by nothing that can be seen
-    nearly = Residual(on_hint=1.0 - 1e-12, off_hint=1.0)
-    torch.testing.assert_close(log_distribution(with_residual(hinted, base, student, nearly)), whole)
-    half = log_distribution(with_residual(hinted, base, student, Residual(on_hint=0.5, off_hint=0.5 + 1e-12)))
-    torch.testing.assert_close(
-        half, log_distribution(with_residual(hinted, base, student, Residual.even(0.5)))
-    )
-
-
-@pytest.mark.parametrize("residual", [Residual(0.5, 1.0, 0.1), Residual(0.5, 0.5, 0.1)])
-def test_tokens_implausible_to_both_models_are_unlearned_and_all_others_unchanged(residual: Residual) -> None:
-    hinted, base = (4.0 * logits for logits in logits_pair(6))
-    student = base + 2.0 * logits_pair(7)[0]
-    whole = with_residual(hinted, base, student, replace(residual, min_p=0.0))
-    shares = [log_distribution(part).exp() for part in (hinted, base, student)]
-    is_plausible = torch.stack([p >= 0.1 * p.max(dim=-1, keepdim=True).values for p in shares]).any(dim=0)
-    assert 0.1 < is_plausible.double().mean() < 0.9
-    lost = whole - with_residual(hinted, base, student, residual)
-    torch.testing.assert_close(
-        lost, torch.where(is_plausible, 0.0, IMPLAUSIBLE).to(lost), atol=1e-9, rtol=0.0
-    )
-
-
-@pytest.mark.parametrize("along", [0.0, 0.5])
-def test_a_hint_without_effect_takes_nothing_back(along: float) -> None:
-    _, base = logits_pair(10)
-    student = base + logits_pair(11)[0]
-    for hinted in (base, base + 2.0, base + 1e-9 * logits_pair(12)[0]):
-        found = log_distribution(with_residual(hinted, base, student, Residual(along, 1.0)))
-        torch.testing.assert_close(found, log_distribution(student), atol=1e-3, rtol=0.0)
-        assert torch.isfinite(found).all()
-
-
-def test_the_share_along_a_hint_is_bounded() -> None:
-    weight = torch.tensor([0.5, 0.5, 1e-9], dtype=torch.float64)
-    asked = torch.tensor([1e-3, -1e-3, 10.0], dtype=torch.float64)
-    learnt = torch.tensor([4.0, -4.0, 0.0], dtype=torch.float64)
-    assert float(share_along(learnt, asked, weight, bound=1e9)) > 1000
-    assert float(share_along(learnt, asked, weight, bound=4.0)) == 4.0
-    assert float(share_along(-learnt, asked, weight, bound=4.0)) == -4.0
-    assert float(share_along(learnt, torch.zeros(3, dtype=torch.float64), weight, bound=4.0)) == 0.0
-
-
-def test_learning_along_a_hint_comes_to_rest_and_one_that_overshot_is_pulled_back() -> None:
-    base, effect = log_distribution(logits_pair(13)[0]), logits_pair(14)[0] * 0.3
-    for start in (0.0, 6.0):  # not learnt at all, and learnt far beyond the bound
-        student = log_distribution(base + start * effect)
-        for _ in range(3_000):
-            teacher = log_distribution(with_residual(base + effect, base, student, Residual(0.5, 1.0)))
-            student = log_distribution(student + 0.02 * (teacher - student))
-        torch.testing.assert_close(student, log_distribution(base + 2.0 * effect), atol=0.02, rtol=0.0)
-
-
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 1.0])
 def test_a_support_without_tail_is_the_renormalised_divergence(alpha: float) -> None:
     generator = torch.Generator().manual_seed(1)
@@ -751,20 +626,3 @@ def test_a_support_without_tail_is_the_renormalised_divergence(alpha: float) -> 
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     tailed = support_divergence(s, support, q.gather(-1, support), alpha=alpha)
     assert (tailed - found).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize(("along", "bound"), [(0.5, 4.0), (0.25, 8.0 / 3.0), (0.999, 200.0)])
-def test_what_lies_along_a_hint_is_carried_up_to_twice_where_learning_comes_to_rest(
-    along: float, bound: float
-) -> None:
-    """Nothing of the rest: the teacher differs from the hinted base model by ``along · min(c, bound) · d``, along d alone."""
-    base = torch.zeros(3, dtype=torch.float64)
-    direction = torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64)
-    hinted = base + 0.01 * direction
-    residual = Residual(on_hint=along, off_hint=0.0)
-    for times in (1.5, 1_000.0):
-        student = base + 0.01 * times * direction
-        added = with_residual(hinted, base, student, residual) - hinted
-        expected = along * min(times, bound) * 0.01 * direction
-        # Up to a constant, which is none in logits. Log-probabilities of a uniform base lose next to nothing to normalising.
-        torch.testing.assert_close(added - added.mean(), expected, atol=1e-4 * min(times, bound), rtol=1e-2)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.trainer.test_step import ready
+from tests.trainer.test_samples import ready
 from tests.trainer.turns import sampled_turn
 from trainer.memory_plan import CHECKPOINT_BELOW, MOST_TOKENS, Sizes, free_bytes, plan_memory
 from trainer.policy import LocalPolicy

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 import torch
 
 from store.lifecycle import DropReason
-from tests.trainer.test_step import COMBINE, ready, weights
-from tests.trainer.turns import sampled_turn
+from tests.trainer.plans import bare_plan
+from tests.trainer.test_step import COMBINE, samples_of, weights
+from tests.trainer.turns import sampled_turn, wishing_turn
 from trainer.batch import Sample
 from trainer.out_of_memory import DoesNotFit, attempt, in_halves, is_out_of_memory
 from trainer.policy import LocalPolicy
+from trainer.protocol import TurnRefusal
 from trainer.step import train
 
 pytestmark = pytest.mark.slow
@@ -80,9 +81,9 @@ def limit_tokens(policy: LocalPolicy, patch: pytest.MonkeyPatch, most: int) -> l
     return failed
 
 
-def samples_of(policy: LocalPolicy, *texts: str) -> list[Sample]:
+def by_length(policy: LocalPolicy, *texts: str) -> list[Sample]:
     turns = [sampled_turn(policy, f"t{i}", text) for i, text in enumerate(texts)]
-    return sorted(ready(policy, *turns).samples, key=lambda sample: sample.tokens)
+    return sorted(samples_of(policy, *turns), key=lambda sample: sample.tokens)
 
 
 def moved(policy: LocalPolicy, start: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -92,47 +93,47 @@ def moved(policy: LocalPolicy, start: dict[str, torch.Tensor]) -> torch.Tensor:
 def test_a_split_part_moves_the_weights_as_the_whole_does(
     policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    samples = samples_of(policy, "Hi", "Hi there", "Hi there you", "Hi")
+    samples = by_length(policy, "Hi", "Hi there", "Hi there you", "Hi")
     longest = max(len(sample.prompt_ids) + len(sample.completion_ids) for sample in samples)
     begin, start = policy.snapshot(), weights(policy)
     first = train(policy, samples, COMBINE)
     whole = moved(policy, start)
     policy.restore(begin)
-    dropped: list[str] = []
+    dropped: dict[str, TurnRefusal] = {}
     with monkeypatch.context() as patch:
         failed = limit_tokens(policy, patch, 2 * longest)
-        second = train(policy, samples, COMBINE, leave_out=dropped.append)
+        second = train(policy, samples, COMBINE, leave_out=dropped.__setitem__)
     assert failed  # it was split
-    assert dropped == []
+    assert dropped == {}
     assert first["loss"] == pytest.approx(second["loss"], rel=1e-4)
     assert float((moved(policy, start) - whole).norm() / whole.norm()) < 0.05
 
 
-@pytest.mark.parametrize("resample", [False, True])
 def test_a_sample_that_does_not_fit_alone_is_left_out_and_the_others_train_as_without_it(
-    policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch, resample: bool
+    policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = replace(COMBINE, resample=resample, blames=True)
-    *others, large = samples_of(policy, "Hi", "Hello", "Hi there " * 60)
+    *others, large = by_length(policy, "Hi", "Hello", "Hi there " * 60)
     begin, start = policy.snapshot(), weights(policy)
-    train(policy, others, plan, seed=7)
+    train(policy, others, COMBINE, seed=7)
     without = moved(policy, start)
     policy.restore(begin)
-    dropped: list[str] = []
+    dropped: dict[str, TurnRefusal] = {}
     with monkeypatch.context() as patch:
         limit_tokens(policy, patch, 2 * others[-1].tokens)
-        train(policy, [large, *others], plan, seed=7, leave_out=dropped.append)
-    assert dropped == [large.turn_id]
+        train(policy, [large, *others], COMBINE, seed=7, leave_out=dropped.__setitem__)
+    assert {name: refusal.reason for name, refusal in dropped.items()} == {
+        large.turn_id: DropReason.OUT_OF_MEMORY
+    }
     assert float((moved(policy, start) - without).norm() / without.norm()) < 0.05
 
 
 def test_a_batch_of_which_nothing_fits_raises_and_moves_nothing(
     policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    samples = samples_of(policy, "Hi", "Hello")
+    samples = by_length(policy, "Hi", "Hello")
     start = weights(policy)
     limit_tokens(policy, monkeypatch, 1)
-    with pytest.raises(DoesNotFit, match="tokens alone do not fit"):
+    with pytest.raises(DoesNotFit, match="no sample fits"):
         train(policy, samples, COMBINE)
     assert float(moved(policy, start).abs().max()) == 0.0
 
@@ -163,23 +164,12 @@ def test_reads_and_samples_go_on_in_halves(policy: LocalPolicy, monkeypatch: pyt
     ]
 
 
-def test_a_version_beyond_its_target_is_scaled_back_to_it(policy: LocalPolicy) -> None:
-    samples = samples_of(policy, "Hi", "Hello there", "Good day")
-    begin = policy.snapshot()
-    free = train(policy, samples, replace(COMBINE, steps_per_batch=4))
-    assert free["step_scale"] == 1.0
-    policy.restore(begin)
-    target = free["kl_step"] / 5
-    bound = train(policy, samples, replace(COMBINE, steps_per_batch=4, kl_target=target))
-    assert 0.0 < bound["step_scale"] < 1.0
-    assert 0.5 * target < bound["kl_step"] <= target * (1 + 1e-3)
-
-
-def test_a_turn_that_cannot_even_be_read_is_dropped_and_the_others_are_prepared(
+def test_a_turn_whose_teacher_cannot_be_read_is_left_out_and_the_others_train(
     policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turns = [sampled_turn(policy, name, question) for name, question in (("a", "Hi"), ("b", "Hi " * 40))]
-    turns.append(sampled_turn(policy, "c", "Hello"))
+    turns = [wishing_turn(policy, name, text, "Shorter.") for name, text in (("a", "Hi"), ("b", "Hi " * 40))]
+    plan = bare_plan(reads_verdicts=False)
+    samples = samples_of(policy, *turns, plan=plan)
     most = len(turns[1].prompt_token_ids)
     pack = policy._pack
 
@@ -189,6 +179,6 @@ def test_a_turn_that_cannot_even_be_read_is_dropped_and_the_others_are_prepared(
         return pack(prompts, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(policy, "_pack", limited)
-    prepared = ready(policy, *turns)
-    assert [sample.turn_id for sample in prepared.samples] == ["a", "c"]
-    assert prepared.refused["b"].reason is DropReason.OUT_OF_MEMORY
+    dropped: dict[str, TurnRefusal] = {}
+    assert train(policy, samples, plan, leave_out=dropped.__setitem__)["live_samples"] == 1
+    assert {name: refusal.reason for name, refusal in dropped.items()} == {"b": DropReason.OUT_OF_MEMORY}

@@ -6,6 +6,7 @@ A3, A4, A5, A6, A7 and A15 of the list; those of the losses and advantages are t
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ import torch
 from store.errors import AlignmentError
 from store.values import Completion, LogprobMode, ScoredTurn, Verdict
 from tests.trainer.conftest import step_once
-from trainer.advantages import build_streams
+from trainer.advantages import token_streams, wish_streams
 from trainer.batch import Sample, build_batch, sample_of
 from trainer.objective import Objective, compute_loss
 from trainer.policy import LocalPolicy, Reply, Weights
-from trainer.teacher import teacher_prompt
+from trainer.prompt_pair import prompt_pair
+from wire.wish_text import add_wishes
 
 MESSAGES = ({"role": "user", "content": "What is the opposite of hot?"},)
 
@@ -92,15 +94,7 @@ def test_a4_on_a_template_mismatch_the_turn_is_dropped_and_its_sample_keeps_its_
     reply = policy.sample([served], max_tokens=5, seed=1)[0]
     turn = recorded(policy, reply, served)
     with pytest.raises(AlignmentError, match="template mismatch"):
-        teacher_prompt(
-            policy.render,
-            messages=turn.messages,
-            request=turn.request,
-            hint="shorter",
-            is_reaction=True,
-            recorded_prompt_ids=turn.prompt_token_ids,
-            max_tokens=1000,
-        )
+        prompt_pair(policy.render, turn, text="shorter", place="behind")
     # Without a teacher the turn is still what was sampled: the conversation is prompt, not response.
     sample = sample_of(turn)
     assert (sample.prompt_ids, sample.completion_ids) == (tuple(served), reply.token_ids)
@@ -110,19 +104,11 @@ def test_a4_on_a_template_mismatch_the_turn_is_dropped_and_its_sample_keeps_its_
 
 def test_a5_the_first_response_token_gets_the_teachers_own_number(policy: LocalPolicy) -> None:
     prompt = policy.render(MESSAGES)
-    hinted = list(
-        teacher_prompt(
-            policy.render,
-            messages=MESSAGES,
-            request={},
-            hint="shorter",
-            is_reaction=True,
-            recorded_prompt_ids=prompt,
-            max_tokens=1000,
-        )
-    )
-    response = policy.sample([prompt], max_tokens=5, seed=4)[0].token_ids
-    logprobs, _ = policy.response_logprobs([hinted], [response], Weights.BASE)
+    reply = policy.sample([prompt], max_tokens=5, seed=4)[0]
+    pair = prompt_pair(policy.render, recorded(policy, reply, prompt), text="shorter", place="behind")
+    hinted, response = list(pair.wished), reply.token_ids
+    (score,) = policy.teacher_scores([hinted], [response], Weights.BASE, temperature=[1.0], top_k=5)
+    logprobs = score.logprobs[None]
     with torch.no_grad():
         whole = policy._network(input_ids=torch.tensor([hinted])).logits[0, -1]
     expected = torch.log_softmax(whole, dim=-1)[response[0]]  # the next token after the generation header
@@ -135,18 +121,11 @@ def test_a6_a_teacher_that_did_not_answer_is_an_error_and_never_zeros(policy: Lo
     own, _ = policy.response_logprobs([[5, 6, 7]], [reply.token_ids])
     for broken in (None, [math.nan] * 4, [-1.0, -1.0, -1.0], [None, -1.0, -1.0, -1.0]):
         with pytest.raises(AlignmentError):
-            build_streams(
-                "combine",
-                verdict=-1,
-                baseline=0.0,
-                has_hint=True,
-                teacher_logprobs=broken,  # type: ignore[arg-type]  # what a remote teacher may send
-                trainer_logprobs=own[0].tolist(),
-                w_rl=0.3,
-                w_opd=1.0,
-                opd_support="token",
-                opd_clip=1.0,
-                completion_length=4,
+            token_streams(
+                wish_streams("combine", 4),
+                broken,  # type: ignore[arg-type]  # what a remote teacher may send
+                own[0].tolist(),
+                clip=1.0,
             )
 
 
@@ -172,36 +151,30 @@ def test_a7_an_identical_model_without_a_hint_has_no_advantage_and_no_staleness_
         logprob_mode=mode,
         completion=Completion(token_ids=reply.token_ids, sampling_logprobs=reported),
     )
-    sample = sample_of(turn, teacher_prompt_ids=prompt)
+    sample = replace(sample_of(turn), teacher_prompt_ids=tuple(prompt))
     asked = [sample.prompt_ids], [sample.completion_ids]
     own, _ = policy.response_logprobs(*asked, temperature=sample.loss_temperature)
     same_report, _ = policy.response_logprobs(*asked, temperature=sample.reported_temperature)
-    teacher, _ = policy.response_logits([sample.teacher_prompt_ids or ()], asked[1])
-    logprobs, _ = policy.response_logprobs(
-        [sample.teacher_prompt_ids or ()], asked[1], temperature=sample.loss_temperature
+    (score,) = policy.teacher_scores(
+        [sample.teacher_prompt_ids or ()],
+        asked[1],
+        Weights.STUDENT,
+        temperature=[sample.loss_temperature],
+        top_k=20,
     )
-    assert float((logprobs - own).abs().max()) == 0.0  # in the references: .68 nat on average at .6
+    assert float((score.logprobs - own[0]).abs().max()) < 1e-5  # in the references: .68 nat on average at .6
+    advantages = token_streams(
+        wish_streams("opd", len(reply.token_ids)), score.logprobs.tolist(), own[0].tolist(), clip=1.0
+    ).advantages
+    assert max(map(abs, advantages)) < 1e-5
 
     def measured(sample: Sample) -> dict[str, float]:
-        streams = build_streams(
-            "sdpo",
-            verdict=-1,
-            baseline=0.0,
-            has_hint=True,
-            teacher_logprobs=logprobs[0].tolist(),
-            trainer_logprobs=own[0].tolist(),
-            w_rl=0.3,
-            w_opd=1.0,
-            opd_support="topk",
-            opd_clip=1.0,
-            completion_length=len(sample.completion_ids),
-        )
+        streams = wish_streams("sdpo", len(sample.completion_ids))
         batch = build_batch(
-            [sample.with_streams(streams)],
+            [replace(sample, streams=streams, teacher=score)],
             trainer_logprobs=own,
             reported_logprobs=same_report,
             base_logprobs=own,
-            teacher_logits=teacher.detach(),
         )
         logits, _ = policy.response_logits(*asked)
         loss, metrics = compute_loss(Objective(), batch, logits)
@@ -233,23 +206,21 @@ def test_a15_no_truncation_ever_cuts_the_generation_header(policy: LocalPolicy) 
     messages.append({"role": "user", "content": "And now?"})
     prompt = policy.render(messages)
     header = policy.encode("<|im_end|>\n<|im_start|>assistant\n")
-    fitted = 0
-    for room in range(20, len(prompt) + 60):
-        try:
-            ids = teacher_prompt(
+    reply = policy.sample([prompt], max_tokens=5, seed=4)[0]
+    turn = recorded(policy, reply, prompt, messages=tuple(messages))
+    for place in ("behind", "system"):
+        pair = prompt_pair(policy.render, turn, text="shorter", place=place)
+        for ids in pair:
+            assert list(ids[-len(header) :]) == header
+        assert list(pair.wished) == policy.render(add_wishes(messages, "shorter", place))
+    # A prompt that lacks it is proven by nothing, wherever it was cut.
+    for count in range(1, len(prompt)):
+        with pytest.raises(AlignmentError, match="template mismatch"):
+            prompt_pair(
                 policy.render,
-                messages=messages,
-                request={},
-                hint="shorter",
-                is_reaction=True,
-                recorded_prompt_ids=prompt,
-                max_tokens=room,
+                replace(turn, prompt_token_ids=tuple(prompt[:-count])),
+                text="shorter",
+                place="behind",
             )
-        except AlignmentError:
-            assert fitted == 0  # too little room at first, and from then on enough
-            continue
-        fitted += 1
-        assert len(ids) <= room
-        assert list(ids[-len(header) :]) == header
-        assert "shorter" in policy.tokenizer.decode(ids)
-    assert fitted > 50
+        if count == 2 * len(header):
+            break

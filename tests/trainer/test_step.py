@@ -1,669 +1,501 @@
-"""A step on a real (tiny, random) policy: what each turn teaches, what is refused and why, and that weights move as asked."""
+"""The optimizer steps of a version, on a real (tiny, random) policy: every sample in its place, and weights that move as asked."""
+
+from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from store.errors import ConfigError
 from store.lifecycle import DropReason
 from store.settings import read_settings
-from store.values import Completion, FollowUp, LogprobMode, ScoredTurn
+from store.values import ScoredTurn
 from tests.trainer.conftest import step_once
 from tests.trainer.plans import bare_plan
-from tests.trainer.turns import anchor_of, sampled_turn
-from trainer.batch import Sample, SampleKind
-from trainer.hint_effect import HintMeter
-from trainer.hint_selection import HintSelection
-from trainer.losses import NO_RESIDUAL, Residual, kl_k3
-from trainer.playbook import Playbook, Wish, Wording
+from tests.trainer.turns import anchor_of, sampled_turn, stated_in, wishing_turn
+from trainer.advantages import directive_streams
+from trainer.batch import Sample, SampleKind, spread
+from trainer.losses import kl_k3
+from trainer.objective import Batch, compute_loss
+from trainer.out_of_memory import DoesNotFit
+from trainer.plan import StepPlan
 from trainer.policy import LocalPolicy, Weights
-from trainer.step import (
-    MAX_RESAMPLE_TOKENS,
-    PreparedBatch,
-    StepPlan,
-    _Batch,
-    by_teacher,
-    prepare,
-    resampled,
-    train,
-)
+from trainer.protocol import TeacherScore, TurnRefusal
+from trainer.samples import ActiveWishes, prepare
+from trainer.step import _backward, train, with_teacher
 
 COMBINE = bare_plan()
+WORDS = "Shorter, please."
+CLIPPED = StepPlan.of(read_settings({"loss_fn": "ppo"})).objective
+UNCLIPPED = StepPlan.of(read_settings({"loss_fn": "importance_sampling"})).objective
 
 
-def ready(
-    policy: LocalPolicy, *turns: ScoredTurn, plan: StepPlan = COMBINE, version: int = 0
-) -> PreparedBatch:
-    return prepare(policy, turns, plan, recent_verdicts=[], version=version)
+def samples_of(policy: LocalPolicy, *turns: ScoredTurn, plan: StepPlan = COMBINE) -> list[Sample]:
+    wishes = stated_in(ActiveWishes(texts=(WORDS,)), turns) if plan.reads_wishes else ActiveWishes()
+    return list(prepare(policy, plan, turns, (), wishes, recent_verdicts=[], version=0).samples)
+
+
+def wish(policy: LocalPolicy, name: str = "wish", question: str = "Hi there") -> Sample:
+    plan = replace(COMBINE, reads_verdicts=False)
+    (sample,) = samples_of(policy, wishing_turn(policy, name, question, WORDS), plan=plan)
+    return sample
+
+
+def rated(policy: LocalPolicy, name: str = "rated", value: int = 1, **changes: Any) -> Sample:
+    turn = sampled_turn(policy, name, f"Hello {name}", verdict={"value": value, "hint": None}, **changes)
+    (sample,) = samples_of(policy, turn)
+    return sample
 
 
 def weights(policy: LocalPolicy) -> dict[str, torch.Tensor]:
     return {name: value for name, value in policy.snapshot().items() if name.startswith("weight/")}
 
 
-def moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> bool:
-    return any(not torch.equal(before[name], after[name]) for name in before)
+def moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([(after[name] - value).flatten() for name, value in before.items()])
+
+
+def trained(policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan, **more: Any) -> torch.Tensor:
+    """How far a version moves the weights from where the policy is; the policy stays there."""
+    start = policy.snapshot()
+    train(policy, samples, plan, **more)
+    after = weights(policy)
+    policy.restore(start)
+    return moved({name: value for name, value in start.items() if name.startswith("weight/")}, after)
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Of two movements, by the size of one: AdamW makes a step of what is rounding in a gradient of nearly nothing."""
+    return float((one - other).norm() / one.norm())
+
+
+@contextmanager
+def batches_seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Batch]]:
+    """The batches whose loss is computed."""
+    seen: list[Batch] = []
+
+    def noted(objective: Any, batch: Batch, *rest: Any, **more: Any) -> Any:
+        seen.append(batch)
+        return compute_loss(objective, batch, *rest, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trainer.step.compute_loss", noted)
+        yield seen
+
+
+# -- the plan
+
+
+def test_the_plan_follows_the_settings() -> None:
+    plan = StepPlan.of(
+        read_settings(
+            {"method": "opd", "opd_support": "token", "loss_fn": "importance_sampling", "passes": 3}
+        )
+    )
+    assert (plan.method, plan.opd_support, plan.passes) == ("opd", "token", 3)
+    objective = plan.objective
+    assert (objective.clip_low, objective.clip_high, objective.dual_clip) == (0.0, math.inf, None)
 
 
 @pytest.mark.parametrize(
-    ("given", "target"),
+    ("method", "begins_at_base", "wishes", "verdicts", "only_explicit"),
     [
-        ({"kl_target": 0.1}, 0.1),
-        ({"kl_target": 0.2, "max_kl_step": 0.05}, 0.05),
-        ({"max_kl_step": 0.0}, math.inf),
+        ("rl", False, False, True, False),
+        ("opd", True, True, False, False),
+        ("combine", True, True, True, True),
+        ("sdpo", True, True, False, False),
     ],
 )
-def test_a_version_moves_no_further_than_the_target(given: dict[str, Any], target: float) -> None:
-    assert StepPlan.of(read_settings(given)).kl_target == target
-
-
-def test_a_complaint_becomes_a_sample_with_a_teacher_who_read_it(policy: LocalPolicy) -> None:
-    turn = sampled_turn(policy, "t", "What is the capital of France?")
-    (sample,) = ready(policy, turn).samples
-    assert sample.completion_ids == turn.completion.token_ids
-    assert sample.prompt_ids == turn.prompt_token_ids
-    assert sample.teacher_prompt_ids is not None
-    assert "shorter please" in policy.tokenizer.decode(sample.teacher_prompt_ids)
-    assert sample.streams is not None
-    assert sample.streams.directive_weight == 1.0
-    assert set(sample.streams.advantages) == {0.0}
-
-
-def test_only_a_reward_function_and_a_failed_tool_call_put_a_complaint_on_every_token(
-    policy: LocalPolicy,
+def test_a_method_is_a_preset(
+    method: str, begins_at_base: bool, wishes: bool, verdicts: bool, only_explicit: bool
 ) -> None:
-    def advantages(source: str) -> set[float]:
-        turn = sampled_turn(policy, "t", "Hi", verdict={"value": -1, "hint": None, "source": source})
-        samples = ready(policy, turn).samples
-        return {value for sample in samples if sample.streams for value in sample.streams.advantages}
-
-    assert advantages("rule:complaint") == advantages("feedback") == advantages("rule:retry") == set()
-    assert advantages("custom:rewards.py:reward") == advantages("rule:tool_error") == {-0.3}
+    plan = StepPlan.of(read_settings({"method": method}))
+    assert (plan.begins_at_base, plan.reads_wishes) == (begins_at_base, wishes)
+    assert (plan.reads_verdicts, plan.only_explicit) == (verdicts, only_explicit)
+    assert not StepPlan.of(read_settings({"method": method, "wishes": "prompt"})).reads_wishes
 
 
-def test_the_students_own_answer_is_never_in_the_teachers_context(policy: LocalPolicy) -> None:
-    turn = sampled_turn(policy, "t", "Hello?")
-    (sample,) = ready(policy, turn).samples
-    assert sample.teacher_prompt_ids is not None
-    reply = list(turn.completion.token_ids[:4])
-    ids = list(sample.teacher_prompt_ids)
-    assert all(ids[i : i + 4] != reply for i in range(len(ids)))
+def test_a02_the_kl_coefficient_is_of_rl_and_scales_no_teacher() -> None:
+    for method, coefficient in (("rl", 0.5), ("opd", 0.0), ("combine", 0.0), ("sdpo", 0.0)):
+        plan = StepPlan.of(read_settings({"method": method, "kl_loss_coef": 0.5, "w_opd": 0.7}))
+        assert plan.objective.kl_coef == coefficient
+        assert plan.w_opd == (0.7 if method == "combine" else 1.0)
+
+
+def test_a08_the_teacher_is_who_the_settings_say() -> None:
+    assert StepPlan.of(read_settings({})).teacher is Weights.BASE
+    assert StepPlan.of(read_settings({"teacher_model_name": "/some/model"})).teacher is Weights.TEACHER
+
+
+def test_the_rate_falls_to_a_tenth_over_the_steps_of_a_version() -> None:
+    assert COMBINE.rates(4) == pytest.approx([1.0, 0.7, 0.4, 0.1])
+    assert COMBINE.rates(1) == [1.0]
+
+
+# -- steps
+
+
+def make(turn_id: str, kind: SampleKind = SampleKind.WISH) -> Sample:
+    return Sample(
+        turn_id=turn_id,
+        kind=kind,
+        prompt_ids=(5,),
+        completion_ids=(6, 7),
+        sampling_logprobs=None,
+        streams=directive_streams(completion_length=2),
+    )
+
+
+def test_a_pass_has_every_sample_once_and_every_kind_evenly_in_an_order_that_the_seed_gives() -> None:
+    kinds = {SampleKind.WISH: 9, SampleKind.ANCHOR: 6, SampleKind.VERDICT: 3}
+    samples = [make(f"{kind}-{i}", kind) for kind, count in kinds.items() for i in range(count)]
+    steps = spread(samples, 6, seed=4)
+    names = [[sample.turn_id for sample in step] for step in steps]
+    assert sorted(name for step in names for name in step) == sorted(sample.turn_id for sample in samples)
+    assert [len(step) for step in steps] == [6, 6, 6]
+    for step in steps:
+        assert Counter(sample.kind for sample in step) == {kind: count // 3 for kind, count in kinds.items()}
+    again = spread(samples[::-1], 6, seed=4)  # whatever order the record gives
+    assert [[sample.turn_id for sample in step] for step in again] == names
+    assert [[sample.turn_id for sample in step] for step in spread(samples, 6, seed=5)] != names
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "steps"), [(1, 8, 1), (3, 8, 1), (11, 8, 1), (13, 8, 2), (64, 8, 8)]
+)
+def test_a_pass_has_about_as_many_samples_a_step_as_asked(count: int, size: int, steps: int) -> None:
+    found = spread([make(str(i)) for i in range(count)], size, seed=0)
+    assert len(found) == steps
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+
+
+def test_every_sample_is_used_as_often_as_there_are_passes(
+    policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = [wish(policy, f"wish-{i}") for i in range(3)] + [rated(policy), anchor_of(wish(policy))]
+    seen: list[list[str]] = []
+
+    def whole(part: Sequence[Sample], _: int) -> list[list[Sample]]:
+        seen.append([sample.turn_id for sample in part])
+        return [list(part)] if part else []
+
+    monkeypatch.setattr("trainer.step.micro_batches", whole)
+    metrics = train(policy, samples, replace(COMBINE, passes=3, step_samples=2), seed=1)
+    teachers, steps = seen[:2], seen[2:]
+    assert [len(part) for part in teachers] == [3, 1]
+    assert Counter(name for step in steps for name in step) == dict.fromkeys(
+        ["wish-0", "wish-1", "wish-2", "rated", "anchor"], 3
+    )
+    assert metrics["optimizer_steps"] == len(steps) == 6
+
+
+def test_the_rate_falls_over_the_steps_of_a_version_and_is_whole_again_after_it(
+    policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+    apply = policy.apply_gradients
+
+    def noted() -> float:
+        rates.append(policy.learning_rate)
+        return apply()
+
+    monkeypatch.setattr(policy, "apply_gradients", noted)
+    policy.learning_rate = 1e-3
+    train(policy, [wish(policy)], replace(COMBINE, passes=4))
+    assert rates == pytest.approx([1e-3, 7e-4, 4e-4, 1e-4])
+    assert policy.learning_rate == 1e-3
+
+
+def test_the_same_samples_and_seed_give_the_same_weights(policy: LocalPolicy) -> None:
+    samples = [wish(policy, f"wish-{i}") for i in range(4)] + [anchor_of(wish(policy))]
+    plan = replace(COMBINE, step_samples=2)
+    first = trained(policy, samples, plan, seed=3)
+    assert torch.equal(trained(policy, samples[::-1], plan, seed=3), first)
+    assert not torch.equal(trained(policy, samples, plan, seed=4), first)
 
 
 @pytest.mark.parametrize("method", ["rl", "opd", "combine", "sdpo"])
-def test_every_method_moves_the_weights_on_a_complaint(policy: LocalPolicy, method: str) -> None:
-    plan = replace(COMBINE, method=method)  # type: ignore[arg-type]  # parametrized literal
-    prepared = ready(policy, sampled_turn(policy, "t", "Hi there"), plan=plan)
+def test_every_method_moves_the_weights(policy: LocalPolicy, method: str) -> None:
+    plan = replace(COMBINE, method=method, reads_wishes=method != "rl", reads_verdicts=method == "rl")  # type: ignore[arg-type]  # parametrized literal
+    samples = samples_of(policy, wishing_turn(policy, "t", "Hi there", WORDS), plan=plan)
     before = weights(policy)
-    metrics = train(policy, prepared.samples, plan)
+    metrics = train(policy, samples, plan)
     assert metrics["optimizer_steps"] == 2
     assert metrics["effective_samples"] == 1
-    assert moved(before, weights(policy))
+    assert float(moved(before, weights(policy)).abs().max()) > 0
+
+
+def test_a_wish_is_learnt_the_student_comes_nearer_to_the_teacher_who_reads_it(policy: LocalPolicy) -> None:
+    sample = wish(policy)
+    metrics = train(policy, [sample], replace(COMBINE, passes=8))
+    assert metrics["loss_after"] < 0.9 * metrics["loss"]
+
+
+def test_thanks_make_a_reply_likelier_and_complaints_less_likely(policy: LocalPolicy) -> None:
+    for value in (1, -1):
+        policy.reset()
+        sample = rated(policy, value=value)
+        asked = [sample.prompt_ids], [sample.completion_ids]
+        before, _ = policy.response_logprobs(*asked)
+        train(policy, [sample], COMBINE)
+        after, _ = policy.response_logprobs(*asked)
+        assert value * float((after - before).sum()) > 0
+
+
+# -- parts
+
+
+def test_a_step_in_parts_has_the_gradient_of_the_whole(policy: LocalPolicy) -> None:
+    samples = [wish(policy, f"w{i}", "Hi " * (i + 1)) for i in range(2)] + [
+        rated(policy),
+        rated(policy, "b", -1),
+    ]
+    start = policy.snapshot()
+    found = []
+    for tokens in (1_000_000, 1):
+        policy.restore(start)
+        plan = replace(COMBINE, micro_tokens=tokens)
+        metrics = train(policy, samples, plan)
+        found.append(
+            (metrics, moved({k: v for k, v in start.items() if k.startswith("weight/")}, weights(policy)))
+        )
+    (first, together), (second, apart) = found
+    assert first["loss"] == pytest.approx(second["loss"], rel=1e-4)
+    assert first["live_samples"] == second["live_samples"] == 4
+    assert distance(together, apart) < 0.05
 
 
 def test_a_wide_vocabulary_is_trained_some_positions_at_a_time_to_the_same_weights(
     policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turns = [sampled_turn(policy, f"t{i}", f"Hi there {i}") for i in range(3)]
+    samples = [wish(policy, f"t{i}", f"Hi there {i}") for i in range(2)] + [rated(policy)]
     start = policy.snapshot()
     found = []
     for width in (policy.vocabulary_size, 1):
         monkeypatch.setattr("trainer.policy.WHOLE_VOCABULARY", width)
         monkeypatch.setattr("trainer.policy.POSITIONS", 5)
         policy.restore(start)
-        prepared = ready(policy, *turns)
-        found.append((train(policy, prepared.samples, COMBINE), weights(policy)))
+        found.append((train(policy, samples, COMBINE), weights(policy)))
     (whole, there), (pieces, here) = found
     assert pieces == pytest.approx(whole, rel=1e-4, abs=1e-5)
     # AdamW divides by the gradient's own size: what is rounding in a gradient of nearly nothing is a step
     assert max(float((here[name] - there[name]).abs().max()) for name in there) < 2e-4
 
 
-@pytest.mark.parametrize("body", [{"response_format": {"type": "json_schema"}}, {"tool_choice": "required"}])
-def test_a_turn_under_a_schema_teaches_by_its_hint_alone(policy: LocalPolicy, body: dict[str, Any]) -> None:
-    told = sampled_turn(policy, "t", "What is the capital of France?", request=body)
-    (sample,) = ready(policy, told, plan=replace(COMBINE, blames=True)).samples
-    assert sample.streams is not None
-    assert (sample.streams.directive_weight, any(sample.streams.advantage_mask)) == (1.0, False)
-    praised = sampled_turn(policy, "t", "Hi", request=body, verdict={"value": 1, "hint": None})
-    prepared = ready(policy, praised)
-    assert (prepared.samples, prepared.refused["t"].reason) == ((), DropReason.CONSTRAINED)
-
-
-def test_a_verdict_with_a_share_moves_the_tokens_by_that_share(policy: LocalPolicy) -> None:
-    turn = sampled_turn(policy, "t", "Hi", verdict={"value": 1, "hint": None, "share": 0.5})
-    (sample,) = ready(policy, turn).samples
-    assert sample.streams is not None
-    assert set(sample.streams.advantages) == {0.15}
-
-
-def test_opd_without_hints_trains_nothing_and_says_so(policy: LocalPolicy) -> None:
-    turn = sampled_turn(policy, "t", "Hi", verdict={"value": 1, "hint": None})
-    prepared = ready(policy, turn, plan=replace(COMBINE, method="opd"))
-    assert prepared.samples == ()
-    assert prepared.refused["t"].reason is DropReason.NO_SIGNAL
-
-
-def test_praise_needs_no_teacher(policy: LocalPolicy) -> None:
-    turn = sampled_turn(policy, "t", "Hi", verdict={"value": 1, "hint": None})
-    (sample,) = ready(policy, turn).samples
-    assert sample.streams is not None
-    assert sample.streams.directive_weight == 0.0
-    assert set(sample.streams.advantages) == {0.3}
-
-
-def test_a_hint_that_changes_nothing_for_the_teacher_does_not_teach(policy: LocalPolicy) -> None:
-    plan = replace(COMBINE, method="sdpo", min_shift=1e6)
-    prepared = ready(policy, sampled_turn(policy, "t", "Hi"), plan=plan)
-    assert prepared.refused["t"].reason is DropReason.HINT_IRRELEVANT
-    assert "mean shift" in prepared.refused["t"].detail
-
-
-def test_a_hint_that_changes_the_subject_does_not_teach(policy: LocalPolicy) -> None:
-    plan = replace(COMBINE, method="sdpo", min_overlap=1.1)
-    prepared = ready(policy, sampled_turn(policy, "t", "Hi"), plan=plan)
-    assert prepared.refused["t"].reason is DropReason.HINT_IRRELEVANT
-    assert "changes the subject" in prepared.refused["t"].detail
-
-
-def test_an_irrelevant_hint_leaves_the_verdict_of_combine_in_place(policy: LocalPolicy) -> None:
-    plan = replace(COMBINE, min_shift=1e6, blames=True)
-    (sample,) = ready(policy, sampled_turn(policy, "t", "Hi"), plan=plan).samples
-    assert sample.streams is not None
-    assert sample.streams.directive_weight == 0.0
-    assert set(sample.streams.advantages) == {-0.3}
-
-
-def test_a09_a_session_of_neutral_verdicts_still_teaches_through_one_follow_up(policy: LocalPolicy) -> None:
-    turns = [
-        sampled_turn(
-            policy,
-            f"t{i}",
-            "Hi",
-            session_id="one",
-            verdict={
-                "value": 0,
-                "hint": None,
-                "confidence": 0.2 + i / 10,
-                "follow_up": FollowUp(text=f"in French {i}"),
-            },
+def test_metrics_of_a_step_in_parts_are_those_of_the_whole(
+    policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thanks have no teacher, wishes no advantage: each metric is a mean over its own tokens."""
+    policy.learning_rate = 0.05
+    samples = [
+        wish(policy, "a"),
+        rated(policy),
+        wish(policy, "bb"),
+        rated(policy, "more"),
+        rated(policy, "many!"),
+    ]
+    plan = replace(COMBINE, objective=replace(CLIPPED, kl_coef=0.02))
+    start, found = policy.snapshot(), []
+    for cut in (len(samples), 2):
+        monkeypatch.setattr(
+            "trainer.step.micro_batches",
+            lambda part, _, cut=cut: [list(p) for p in (part[:cut], part[cut:]) if p],
         )
-        for i in range(3)
-    ]
-    prepared = ready(policy, *turns)
-    (sample,) = prepared.samples
-    assert sample.turn_id == "t2"
-    assert {r.reason for r in prepared.refused.values()} == {DropReason.NO_SIGNAL}
+        policy.restore(start)
+        given = with_teacher(policy, samples, plan, _fail)
+        old: dict[int, Any] = {}
+        _backward(policy, given, plan, old)
+        policy.drop_gradients()
+        step_once(policy)  # away from the old log-probabilities, so that something is clipped
+        found.append(_backward(policy, given, plan, old))
+        policy.drop_gradients()
+    whole, parts = found
+    assert whole["clip_fraction"] > 0.0
+    assert whole["live_tokens"] > whole["policy_tokens"] > whole["directive_tokens"] > 0.0
+    assert parts == pytest.approx(whole, rel=1e-4, abs=1e-5)
+
+
+def limit(policy: LocalPolicy, patch: pytest.MonkeyPatch, longest: int) -> None:
+    """From now on a pass with a gradient over a longer sample is too much."""
+    accumulate, hidden, size = policy.accumulate, policy.response_hidden, [0]
+
+    def noted(prompts: Any, replies: Any, *rest: Any) -> Any:
+        if torch.is_grad_enabled():
+            size[0] = max(len(p) + len(r) for p, r in zip(prompts, replies, strict=True))
+        return hidden(prompts, replies, *rest)
+
+    def failing(loss: torch.Tensor) -> None:
+        if size[0] > longest:
+            raise MemoryError
+        accumulate(loss)
+
+    patch.setattr(policy, "response_hidden", noted)
+    patch.setattr(policy, "accumulate", failing)
+
+
+def test_a_sample_that_does_not_fit_is_left_out_of_every_step_and_named(
+    policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [wish(policy, "a", "Hi"), rated(policy, "b")]
+    large = wish(policy, "large", "Hi there " * 40)
+    expected = trained(policy, others, COMBINE)
+    gone: list[tuple[str, TurnRefusal]] = []
+    with monkeypatch.context() as patch:
+        limit(policy, patch, 100)
+        found = trained(policy, [large, *others], COMBINE, leave_out=lambda *given: gone.append(given))
+    assert [(name, refusal.reason) for name, refusal in gone] == [("large", DropReason.OUT_OF_MEMORY)]
+    assert distance(expected, found) < 0.05
     before = weights(policy)
-    train(policy, prepared.samples, COMBINE)
-    assert moved(before, weights(policy))
+    limit(policy, monkeypatch, 1)
+    with pytest.raises(DoesNotFit):
+        train(policy, [large, *others], COMBINE)
+    assert float(moved(before, weights(policy)).abs().max()) == 0.0
 
 
-def test_a_new_question_is_no_hint_even_in_a_session_without_feedback(policy: LocalPolicy) -> None:
-    question = FollowUp(text="What is the capital of Peru?", is_question=True)
-    turn = sampled_turn(policy, "t", "Hi", verdict={"value": 0, "hint": None, "follow_up": question})
-    assert ready(policy, turn).refused["t"].reason is DropReason.NO_SIGNAL
+# -- teachers
 
 
-def test_a06_a_teacher_that_cannot_be_asked_drops_the_turn(policy: LocalPolicy) -> None:
-    turn = sampled_turn(policy, "t", "Hi")
-    other = replace(turn, prompt_token_ids=(*turn.prompt_token_ids[:-1], 7))
-    refusal = ready(policy, other).refused["t"]
-    assert refusal.reason is DropReason.TEACHER_FAILED
-    assert "template mismatch" in refusal.detail
-
-
-def test_a06_a_teacher_that_answers_no_numbers_drops_the_turn(policy: LocalPolicy) -> None:
-    turn = sampled_turn(policy, "t", "Hi")
-    healthy = policy.logits
-
-    def sick(hidden: torch.Tensor, weights: Weights = Weights.STUDENT) -> torch.Tensor:
-        logits = healthy(hidden, weights)
-        return logits * float("nan") if weights is Weights.BASE else logits
-
-    policy.logits = sick  # type: ignore[method-assign]  # the real one with a sick teacher
-    refusal = ready(policy, turn).refused["t"]
-    assert refusal.reason is DropReason.TEACHER_FAILED
-    assert "not finite" in refusal.detail
-
-
-def test_version_skew_beyond_the_limit_is_dropped(policy: LocalPolicy) -> None:
-    turn = sampled_turn(policy, "t", "Hi")
-    assert ready(policy, turn, version=8).samples
-    assert ready(policy, turn, version=9).refused["t"].reason is DropReason.STALE
-
-
-def test_replies_of_another_policy_are_dropped_as_stale(policy: LocalPolicy) -> None:
-    turn = sampled_turn(policy, "t", "Hi")
-    foreign = replace(
-        turn,
-        completion=replace(
-            turn.completion, sampling_logprobs=tuple(x - 2.0 for x in turn.completion.sampling_logprobs)
-        ),
-    )
-    refusal = ready(policy, foreign).refused["t"]
-    assert refusal.reason is DropReason.STALE
-    assert "probability ratio" in refusal.detail
-
-
-def test_a07_sampling_temperature_alone_makes_no_turn_stale(policy: LocalPolicy) -> None:
-    prepared = ready(policy, sampled_turn(policy, "t", "Hi", temperature=0.3))
-    assert len(prepared.samples) == 1
-
-
-@pytest.mark.parametrize(
-    "completion",
-    [
-        Completion(token_ids=(5, 6), sampling_logprobs=(-0.5,)),
-        Completion(token_ids=(), sampling_logprobs=()),
-        Completion(token_ids=(5, 10_000_000), sampling_logprobs=(-0.5, -0.5)),
-    ],
-)
-def test_a03_streams_that_do_not_fit_are_dropped_not_padded(
-    policy: LocalPolicy, completion: Completion
-) -> None:
-    turn = replace(sampled_turn(policy, "t", "Hi"), completion=completion)
-    assert ready(policy, turn).refused["t"].reason is DropReason.TOKEN_MISMATCH
-
-
-def test_a_turn_longer_than_the_context_is_dropped(policy: LocalPolicy) -> None:
-    turn = sampled_turn(policy, "t", "Hi")
-    long = replace(turn, prompt_token_ids=turn.prompt_token_ids * (policy.max_context // 4))
-    assert ready(policy, long).refused["t"].reason is DropReason.TOO_LONG
-
-
-def test_each_turn_is_either_trained_or_refused(policy: LocalPolicy) -> None:
-    turns = [
-        sampled_turn(policy, "good", "Hi"),
-        sampled_turn(policy, "thanks", "Hello", verdict={"value": 1, "hint": None}),
-        replace(sampled_turn(policy, "old", "Hey"), adapter_version=-20),
-        sampled_turn(policy, "silent", "Yes?", verdict={"value": 0, "hint": None}),
-    ]
-    prepared = ready(policy, *turns)
-    assert {s.turn_id for s in prepared.samples} == {"good", "thanks"}
-    assert set(prepared.refused) == {"old", "silent"}
-
-
-def test_the_trust_region_stops_the_inner_steps(policy: LocalPolicy) -> None:
-    plan = replace(COMBINE, steps_per_batch=50, max_kl_step=1e-9)
-    metrics = train(policy, ready(policy, sampled_turn(policy, "t", "Hi"), plan=plan).samples, plan)
-    assert metrics["optimizer_steps"] == 1
-    assert metrics["kl_step"] > 1e-9
-
-
-@pytest.mark.parametrize("resample", [False, True])
-def test_a_reply_that_the_weights_before_the_step_would_not_give_does_not_end_the_inner_steps(
-    policy: LocalPolicy, resample: bool
-) -> None:
-    """The reply is of an older version, to which its tokens were e^12 times as likely."""
-    plan = replace(COMBINE, steps_per_batch=4, max_kl_step=1e-4, resample=resample, kl_target=math.inf)
-    (sample,) = ready(policy, sampled_turn(policy, "t", "Hi"), plan=plan).samples
-    start = policy.position()
-    assert train(policy, [sample], plan)["optimizer_steps"] == 1
-    policy.move_between(start, start, 0.0)
-    assert sample.sampling_logprobs is not None
-    older = replace(sample, sampling_logprobs=tuple(one + 12.0 for one in sample.sampling_logprobs))
-    metrics = train(policy, [older], plan)
-    assert metrics["optimizer_steps"] == 4
-    assert metrics["kl_step"] < 1e-4
-
-
-def test_the_rate_falls_over_the_steps_of_a_batch_and_is_whole_again_after_it(
+def test_a08_each_reply_is_judged_by_the_teacher_of_the_plan_and_each_anchor_by_the_base_model(
     policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rates: list[float] = []
-    apply = policy.apply_gradients
-
-    def noted() -> float:
-        rates.append(policy.learning_rate)
-        return apply()
-
-    monkeypatch.setattr(policy, "apply_gradients", noted)
-    samples = ready(policy, sampled_turn(policy, "t", "Hi")).samples
-    policy.learning_rate = 1e-3
-    for lr_decay in (True, False):
-        train(policy, samples, replace(COMBINE, steps_per_batch=4, lr_decay=lr_decay))
-        assert policy.learning_rate == 1e-3
-    assert rates[4:] == [1e-3] * 4
-    assert rates[:4] == pytest.approx([1e-3, 0.75**1.5 * 1e-3, 0.5**1.5 * 1e-3, 0.25**1.5 * 1e-3])
-
-
-def test_a_batch_that_lost_a_sample_still_knows_how_far_the_weights_moved(policy: LocalPolicy) -> None:
-    turns = [sampled_turn(policy, name, f"Hi {name}") for name in ("a", "b")]
-    samples = ready(policy, *turns).samples
-    batch = _Batch(samples, COMBINE)
-    assert batch.kl_step(policy) == 0.0  # nothing was read yet
-    batch.backward(policy)
-    policy.apply_gradients()
-    moved = batch.kl_step(policy)
-    assert moved > 1e-6
-    batch.remove("b")
-    left = batch.kl_step(policy)
-    assert left > 1e-6
-    counts = [len(sample.completion_ids) for sample in samples]
-    other = (moved * sum(counts) - left * counts[0]) / counts[1]  # a mean over tokens
-    assert other > 0
-
-
-def test_after_the_steps_of_a_batch_half_as_many_smaller_ones_are_taken_on_the_anchors_alone(
-    policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rates: list[float] = []
-    answered: list[set[SampleKind]] = []
-    apply = policy.apply_gradients
-
-    def noted() -> float:
-        rates.append(policy.learning_rate)
-        return apply()
-
-    def renewed(policy: LocalPolicy, samples: Sequence[Sample], **given: Any) -> list[Sample]:
-        answered.append({sample.kind for sample in samples})
-        return resampled(policy, samples, **given)
-
-    monkeypatch.setattr(policy, "apply_gradients", noted)
-    monkeypatch.setattr("trainer.step.resampled", renewed)
-    plan = replace(COMBINE, blames=False, steps_per_batch=4, resample=True)
-    (complaint,) = ready(policy, sampled_turn(policy, "t", "Hi"), plan=plan).samples
-    anchor = anchor_of(complaint)
-    policy.learning_rate = 1e-3
-    assert train(policy, [complaint, anchor], plan)["optimizer_steps"] == 6
-    assert rates == [1e-3] * 4 + [pytest.approx(1.5e-4)] * 2
-    both = {SampleKind.FEEDBACK, SampleKind.ANCHOR}
-    assert answered == [both] * 3 + [{SampleKind.ANCHOR}] * 2
-    assert policy.learning_rate == 1e-3
-    assert train(policy, [complaint], plan)["optimizer_steps"] == 4
-    assert train(policy, [anchor], plan)["optimizer_steps"] == 4
-    assert train(policy, [complaint, anchor], replace(plan, resample=False))["optimizer_steps"] == 4
-
-
-def test_what_only_a_teacher_judges_is_answered_anew_by_the_weights_as_they_are(policy: LocalPolicy) -> None:
-    complaint = sampled_turn(policy, "complaint", "Hi there", temperature=0.7)
-    thanks = sampled_turn(policy, "thanks", "Hello", verdict={"value": 1, "hint": None})
-    plan = replace(COMBINE, blames=False)
-    before = {sample.turn_id: sample for sample in ready(policy, complaint, thanks, plan=plan).samples}
-    anchor = anchor_of(before["complaint"])
-    step_once(policy)
-    samples = [before["complaint"], before["thanks"], anchor]
-    after = resampled(policy, samples, seed=3)
-    assert [sample.turn_id for sample in after] == ["complaint", "thanks", "anchor"]
-    assert after[1] is samples[1]  # a verdict is about the reply that it followed
-    for new, old in ((after[0], samples[0]), (after[2], samples[2])):
-        assert new.prompt_ids == old.prompt_ids
-        assert new.teacher_prompt_ids == old.teacher_prompt_ids
-        assert new.completion_ids != old.completion_ids
-        assert (new.temperature, new.logprob_mode) == (1.0, LogprobMode.RAW)
-        assert new.streams is not None
-        assert old.streams is not None
-        assert new.streams.directive_weight == old.streams.directive_weight
-        assert new.streams.directive_alpha == old.streams.directive_alpha
-    assert after[2].sampling_logprobs is None
-    own, mask = policy.response_logprobs([after[0].prompt_ids], [after[0].completion_ids])
-    assert after[0].sampling_logprobs == pytest.approx(own[0][mask[0]].tolist(), abs=1e-4)
-    blamed = ready(policy, complaint, plan=replace(COMBINE, blames=True)).samples
-    assert blamed[0].teacher_prompt_ids is not None
-    assert resampled(policy, blamed, seed=3)[0] is blamed[0]  # a teacher and a verdict
-    again = resampled(policy, samples, seed=3)
-    assert [sample.completion_ids for sample in again] == [sample.completion_ids for sample in after]
-
-
-def test_a_reply_for_whose_like_the_context_has_no_room_stays(
-    policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    samples = ready(policy, sampled_turn(policy, "t", "Hi"), plan=replace(COMBINE, blames=False)).samples
-    (sample,) = samples
-    assert sample.teacher_prompt_ids is not None
-    longest = max(len(sample.prompt_ids), len(sample.teacher_prompt_ids))
-    monkeypatch.setattr(policy, "max_context", longest + MAX_RESAMPLE_TOKENS - 1)
-    assert resampled(policy, samples, seed=3) == [sample]
-    monkeypatch.setattr(policy, "max_context", longest + MAX_RESAMPLE_TOKENS)
-    assert resampled(policy, samples, seed=3) != [sample]
-
-
-def test_answers_are_asked_for_before_each_further_step_and_not_before_the_first(
-    policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-    sample = policy.sample
-
-    def noted(*args: Any, **given: Any) -> Any:
-        asked.append(given["seed"])
-        return sample(*args, **given)
-
-    plan = replace(COMBINE, blames=False, steps_per_batch=3, resample=True)
-    samples = ready(policy, sampled_turn(policy, "t", "Hi"), plan=plan).samples
-    monkeypatch.setattr(policy, "sample", noted)
-    metrics = train(policy, samples, plan, seed=40)
-    assert asked == [41, 42]
-    assert metrics["optimizer_steps"] == 3
-    tight = replace(plan, max_kl_step=1e-9)  # how far it went is measured on what the batch began with
-    assert train(policy, samples, tight, seed=40)["optimizer_steps"] == 1
-    assert asked == [41, 42]
-
-
-def test_the_distance_of_a_batch_to_the_base_model_is_measured_on_the_base_model(policy: LocalPolicy) -> None:
+    """What the loss reads, by an independent way: the logits of that model for that prompt."""
     for seed in range(3):
         step_once(policy, seed)
-    (sample,) = ready(policy, sampled_turn(policy, "t", "Hi there")).samples
+    taught = wish(policy)
+    anchor = anchor_of(taught)
+    plan = replace(COMBINE, passes=1, teacher=Weights.STUDENT, objective=replace(COMBINE.objective, top_k=7))
+
+    def top(prompt: tuple[int, ...] | None, weights: Weights) -> torch.Tensor:
+        with torch.no_grad():
+            logits, _ = policy.response_logits([prompt or ()], [taught.completion_ids], weights)
+        return torch.log_softmax(logits[0], dim=-1).topk(7).values
+
+    wished, plain = top(taught.teacher_prompt_ids, Weights.STUDENT), top(taught.prompt_ids, Weights.BASE)
+    assert float((wished - top(taught.teacher_prompt_ids, Weights.BASE)).abs().max()) > 1e-2
+    assert float((plain - top(taught.prompt_ids, Weights.STUDENT)).abs().max()) > 1e-2
+    monkeypatch.setattr("trainer.step.micro_batches", lambda samples, _: [list(samples)] if samples else [])
+    with batches_seen(monkeypatch) as seen:
+        train(policy, [taught, anchor], plan)
+    (batch,) = seen
+    assert batch.support_logprobs is not None
+    order = [one.turn_id for one in spread([taught, anchor], 1_000, 0)[0]]
+    for turn_id, expected in ((taught.turn_id, wished), (anchor.turn_id, plain)):
+        found = batch.support_logprobs[order.index(turn_id)]
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("support", ["topk", "token"])
+@pytest.mark.parametrize("fault", [math.nan, -math.inf])
+def test_a06_a_teacher_without_numbers_drops_the_sample_and_never_becomes_zeros(
+    policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch, support: str, fault: float
+) -> None:
+    plan = replace(COMBINE, method="opd", opd_support=support)  # type: ignore[arg-type]  # parametrized literal
+    healthy, sick = wish(policy, "healthy"), wish(policy, "sick", "Hello you")
+    expected = trained(policy, [healthy], plan)
+    scores = policy.teacher_scores
+
+    def failing(prompts: Any, responses: Any, *rest: Any, **more: Any) -> list[TeacherScore]:
+        found = scores(prompts, responses, *rest, **more)
+        for prompt, score in zip(prompts, found, strict=True):
+            if prompt == sick.teacher_prompt_ids:
+                score.logprobs[1] = fault
+        return found
+
+    monkeypatch.setattr(policy, "teacher_scores", failing)
+    gone: dict[str, TurnRefusal] = {}
+    found = trained(policy, [healthy, sick], plan, leave_out=gone.__setitem__)
+    assert {name: refusal.reason for name, refusal in gone.items()} == {"sick": DropReason.TEACHER_FAILED}
+    assert distance(expected, found) < 0.05
+
+
+def test_a_score_is_complete_with_a_number_for_each_token() -> None:
+    whole = TeacherScore(
+        logprobs=torch.tensor([-1.0, -2.0]),
+        support_ids=torch.zeros(2, 2, dtype=torch.long),
+        support_logprobs=torch.tensor([[-1.0, -math.inf], [-1.0, -2.0]]),
+    )
+    assert whole.is_complete(2)
+    assert not whole.is_complete(3)
+    assert replace(whole, support_ids=None, support_logprobs=None).is_complete(2)
+    assert not replace(whole, support_logprobs=torch.tensor([[-1.0, math.nan], [-1.0, -2.0]])).is_complete(2)
+    assert not replace(whole, support_logprobs=torch.tensor([[-1.0, -2.0]])).is_complete(2)
+
+
+def test_on_tokens_each_gets_what_the_teacher_changes_about_it_and_no_anchor_does(
+    policy: LocalPolicy,
+) -> None:
+    step_once(policy)
+    sample = wish(policy)
+    plan = replace(COMBINE, method="opd", opd_support="token", opd_clip=100.0)
+    found = {one.turn_id: one for one in with_teacher(policy, [sample, anchor_of(sample)], plan, _fail)}
+    completion = [sample.completion_ids]
+    q, _ = policy.response_logprobs([sample.teacher_prompt_ids or ()], completion, Weights.BASE)
+    o, _ = policy.response_logprobs([sample.prompt_ids], completion)
+    taught, anchor = found[sample.turn_id], found["anchor"]
+    assert taught.streams is not None
+    assert taught.teacher is None
+    assert list(taught.streams.advantages) == pytest.approx((q - o)[0].tolist(), abs=1e-4)
+    assert anchor.streams is not None
+    assert anchor.streams.directive_weight > 0
+    assert anchor.teacher is not None
+
+
+def _fail(turn_id: str, refusal: TurnRefusal) -> None:
+    raise AssertionError(f"{turn_id} was left out: {refusal}")
+
+
+# -- old log-probabilities
+
+
+def test_old_log_probabilities_stay_those_of_the_first_pass(
+    policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step_once(policy)
+    sample = rated(policy, temperature=0.7)
+    asked = [sample.prompt_ids], [sample.completion_ids]
+    first, _ = policy.response_logprobs(*asked, temperature=0.7)
+    with batches_seen(monkeypatch) as seen:
+        train(policy, [sample], replace(COMBINE, passes=3))
+    last, _ = policy.response_logprobs(*asked, temperature=0.7)
+    assert len(seen) == 3
+    assert float((last - first).abs().max()) > 1e-2
+    for batch in seen:
+        torch.testing.assert_close(batch.trainer_logprobs, first, atol=1e-5, rtol=0)
+        # The weight for staleness is about who sampled the reply, not about how far this version has come.
+        assert torch.equal(batch.sampling_logprobs, seen[0].sampling_logprobs)
+
+
+def test_clipping_changes_the_weights_once_the_ratio_leaves_the_range(policy: LocalPolicy) -> None:
+    policy.learning_rate = 0.05
+    samples = [rated(policy), rated(policy, "blamed", -1)]
+    plain, clipped = (replace(COMBINE, passes=4, objective=one) for one in (UNCLIPPED, CLIPPED))
+    assert not torch.equal(trained(policy, samples, plain), trained(policy, samples, clipped))
+    first, second = (replace(plan, passes=1) for plan in (plain, clipped))
+    assert torch.equal(trained(policy, samples, first), trained(policy, samples, second))
+
+
+def test_an_identical_model_has_a_ratio_of_one_and_no_staleness(policy: LocalPolicy) -> None:
+    samples = [rated(policy, "raw", temperature=0.7), rated(policy, "plain"), wish(policy)]
+    metrics = train(policy, samples, replace(COMBINE, passes=1))
+    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["staleness_mean"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_distance_to_the_base_model_is_measured_against_the_base_model(policy: LocalPolicy) -> None:
+    for seed in range(3):
+        step_once(policy, seed)
+    sample = rated(policy)
     asked = [sample.prompt_ids], [sample.completion_ids]
     own, mask = policy.response_logprobs(*asked)
     base, _ = policy.response_logprobs(*asked, Weights.BASE)
     expected = float(kl_k3(own[mask], base[mask]).mean())
     assert expected > 1e-3
-    assert train(policy, [sample], COMBINE)["kl_base"] == pytest.approx(expected, rel=1e-3)
-
-
-def test_a_batch_in_parts_moves_the_weights_as_the_whole_does(policy: LocalPolicy) -> None:
-    turns = [sampled_turn(policy, f"t{i}", "Hi " * (i + 1)) for i in range(4)]
-    whole = replace(COMBINE, micro_tokens=1_000_000)
-    parts = replace(COMBINE, micro_tokens=1)
-    samples = ready(policy, *turns).samples
-    start = policy.snapshot()
-    first = train(policy, samples, whole)
-    together = weights(policy)
-    policy.restore(start)
-    second = train(policy, samples, parts)
-    apart = weights(policy)
-    assert first["loss"] == pytest.approx(second["loss"], rel=1e-4)
-    # Of all that moved: AdamW makes a step of what is rounding in a gradient of nearly nothing, so one entry says little.
-    step = torch.cat([(together[name] - start[name]).flatten() for name in together])
-    gap = torch.cat([(together[name] - apart[name]).flatten() for name in together])
-    assert float(gap.norm() / step.norm()) < 0.05
-
-
-def test_an_identical_model_has_a_ratio_of_one_and_no_staleness(policy: LocalPolicy) -> None:
-    turns = [
-        sampled_turn(policy, "raw", "Hi", temperature=0.7),
-        sampled_turn(policy, "plain", "Hi there"),
-    ]
-    metrics = train(policy, ready(policy, *turns).samples, replace(COMBINE, steps_per_batch=1))
-    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
-    assert metrics["staleness_mean"] == pytest.approx(1.0, abs=1e-5)
-
-
-def test_replayed_turns_are_not_stale_however_old(policy: LocalPolicy) -> None:
-    turn = sampled_turn(policy, "t", "Hi")
-    step_once(policy)
-    prepared = prepare(policy, [turn], COMBINE, recent_verdicts=[], version=99, kind=SampleKind.REPLAY)
-    (sample,) = prepared.samples
-    assert sample.kind is SampleKind.REPLAY
-
-
-def test_the_baseline_comes_from_earlier_verdicts_and_none_is_the_seeds_form(policy: LocalPolicy) -> None:
-    turn = sampled_turn(policy, "t", "Hi", verdict={"value": 1, "hint": None})
-    blame = sampled_turn(
-        policy, "b", "Hello", verdict={"value": -1, "hint": None}
-    )  # thanks alone would be no news
-    plan = replace(COMBINE, method="rl")
-    for baseline, expected in (("running", 1 - 12 / 16), ("none", 1.0)):
-        (sample, _) = prepare(
-            policy,
-            [turn, blame],
-            replace(plan, baseline=baseline),  # type: ignore[arg-type]  # loop over literals
-            recent_verdicts=[1] * 12,
-            version=0,
-        ).samples
-        assert sample.streams is not None
-        assert sample.streams.advantages[0] == pytest.approx(expected)
-
-
-def test_a_batch_of_thanks_as_always_teaches_nothing_and_says_so(policy: LocalPolicy) -> None:
-    thanks = [sampled_turn(policy, name, f"Hi {name}", verdict={"value": 1, "hint": None}) for name in "ab"]
-    complaint = sampled_turn(policy, "c", "Hello?")
-    verdict = {"value": -1, "hint": None, "source": "custom:rewards.py:reward"}
-    blame = sampled_turn(policy, "d", "Hello there?", verdict=verdict)
-
-    def made(*turns: ScoredTurn, recent: list[int], baseline: str = "running") -> PreparedBatch:
-        plan = replace(COMBINE, baseline=baseline)  # type: ignore[arg-type]  # one of its literals
-        return prepare(policy, turns, plan, recent_verdicts=recent, version=0)
-
-    content = made(*thanks, recent=[1] * 32)
-    assert not content.samples
-    assert {refusal.reason for refusal in content.refused.values()} == {DropReason.NO_SIGNAL}
-    assert all("thanks" in refusal.detail for refusal in content.refused.values())
-    assert set(content.refused) == {"a", "b"}
-    # Beside news they hold what is right; some complaints of late make thanks news, and so they are without a baseline.
-    assert len(made(*thanks, complaint, recent=[1] * 32).samples) == 3
-    assert len(made(*thanks, blame, recent=[1] * 32).samples) == 3
-    assert len(made(*thanks, recent=[1] * 24 + [-1] * 8).samples) == 2
-    assert len(made(*thanks, recent=[1] * 32, baseline="none").samples) == 2
-
-
-def test_the_plan_follows_the_settings() -> None:
-    plan = StepPlan.of(
-        read_settings(
-            {"method": "opd", "opd_support": "token", "loss_fn": "importance_sampling", "teacher": "ema"}
-        )
-    )
-    assert (plan.method, plan.opd_support, plan.teacher) == ("opd", "token", Weights.EMA)
-    assert (plan.objective.clip_low, plan.objective.clip_high, plan.objective.dual_clip) == (
-        0.0,
-        float("inf"),
-        None,
-    )
-
-
-def test_other_implementations_objectives_are_settings() -> None:
-    plan = StepPlan.of(
-        read_settings(
-            {
-                "method": "sdpo",
-                "teacher": "live",
-                "support_of": "teacher",
-                "support_mass": "renormalised",
-                "opd_centred": True,
-                "hint_gate": False,
-            }
-        )
-    )
-    assert (plan.objective.support_of, plan.objective.support_mass) == ("teacher", "renormalised")
-    assert (plan.teacher, plan.opd_centred) == (Weights.STUDENT, True)
-    assert (plan.min_shift, plan.min_overlap) == (0.0, 0.0)
-
-
-def test_the_plan_has_the_shares_that_the_teacher_carries() -> None:
-    plan = StepPlan.of(read_settings({}))
-    assert (plan.residual, plan.blames) == (Residual(on_hint=0.3, off_hint=0.3, min_p=0.1), False)
-    assert (plan.most_hints, plan.steps_per_batch, plan.lr_decay, plan.resample) == (4, 6, True, True)
-    given = StepPlan.of(
-        read_settings({"teacher_residual": 0.25, "teacher_residual_offhint": 0.75, "teacher_min_p": 0.2})
-    )
-    assert given.residual == Residual(on_hint=0.25, off_hint=0.75, min_p=0.2)
-    assert StepPlan.of(read_settings({"blame_complaints": True})).blames
-    with pytest.raises(ConfigError, match="less than or equal to 1"):
-        read_settings({"teacher_residual_offhint": 1.5})
-    with pytest.raises(ConfigError, match="less than 1"):
-        read_settings({"teacher_min_p": 1.0})
-
-
-def test_the_teacher_also_gets_the_wishes_of_the_playbook(policy: LocalPolicy) -> None:
-    words = ["in Spanish", "no emoji", "no lists"]
-    playbook = Playbook(
-        wishes=tuple(Wish(wordings=(Wording(turn_id=text, text=text),), version=1) for text in words)
-    )
-    turn = sampled_turn(policy, "t", "Hi")
-
-    def teacher_prompt(turn: ScoredTurn, most: int) -> str:
-        plan = replace(COMBINE, most_hints=most)
-        meter = HintMeter(policy, policy.name)
-        selection = HintSelection(meter, playbook, version=1, decode=policy.decode)
-        prepared = prepare(
-            policy,
-            [turn],
-            plan,
-            recent_verdicts=[],
-            version=0,
-            kind=SampleKind.REPLAY,
-            selection=selection,
-        )
-        (sample,) = prepared.samples
-        return str(policy.tokenizer.decode(sample.teacher_prompt_ids or ()))
-
-    text = teacher_prompt(turn, 3)
-    assert "in Spanish" not in text  # the newest two others
-    assert text.index("no emoji") < text.index("no lists") < text.index("shorter please")
-    assert text.count("shorter please") == 1
-    assert not any(hint in teacher_prompt(turn, 1) for hint in words)
-    spoken = sampled_turn(policy, "u", "Hi, no lists today")  # it is in the conversation already
-    assert "in Spanish" in teacher_prompt(spoken, 3)
-
-
-def test_without_the_gate_every_hint_teaches(policy: LocalPolicy) -> None:
-    turn = sampled_turn(policy, "t", "Hi")
-    plan = replace(COMBINE, method="sdpo", teacher=Weights.STUDENT, min_shift=0.0, min_overlap=0.0)
-    (sample,) = ready(policy, turn, plan=plan).samples
-    assert sample.streams is not None
-    assert sample.streams.directive_weight == 1.0
-
-
-def test_a08_the_teacher_is_who_the_settings_say() -> None:
-    assert StepPlan.of(read_settings({})).teacher is Weights.BASE
-    assert StepPlan.of(read_settings({"teacher_model_name": "/some/model"})).teacher is Weights.TEACHER
-    assert StepPlan.of(read_settings({"learning": "teacher=ema"})).teacher is Weights.EMA
-    assert StepPlan.of(read_settings({"learning": "teacher=live"})).teacher is Weights.STUDENT
-
-
-def test_the_teacher_of_an_anchor_is_the_base_model_and_carries_nothing(policy: LocalPolicy) -> None:
-    (complaint,) = ready(policy, sampled_turn(policy, "t", "Hi there")).samples
-    anchor = replace(complaint, kind=SampleKind.ANCHOR)
-    untaught = replace(complaint, teacher_prompt_ids=None)
-    plan = replace(COMBINE, teacher=Weights.EMA, residual=Residual.even(0.3))
-    assert list(by_teacher([anchor, complaint, untaught, anchor], plan)) == [
-        ([1], Weights.EMA, Residual.even(0.3)),
-        ([0, 3], Weights.BASE, NO_RESIDUAL),
-    ]
-
-
-def test_an_engine_that_hides_its_logprob_mode_is_refused_where_it_matters(policy: LocalPolicy) -> None:
-    turn = replace(sampled_turn(policy, "t", "Hi", temperature=0.5), logprob_mode=LogprobMode.UNKNOWN)
-    assert ready(policy, turn).refused["t"].reason is DropReason.TOKEN_MISMATCH
-
-
-def test_the_base_teacher_carries_along_what_was_learnt_and_an_ema_teacher_does_not(
-    policy: LocalPolicy,
-) -> None:
-    step_once(policy)
-    turn = sampled_turn(policy, "t", "What is the capital of France?")
-    (sample,) = ready(policy, turn).samples
-    assert sample.teacher_prompt_ids is not None
-    hinted, _ = policy.response_logprobs([sample.teacher_prompt_ids], [sample.completion_ids], Weights.BASE)
-    plain, _ = policy.response_logprobs([sample.prompt_ids], [sample.completion_ids], Weights.BASE)
-    own, _ = policy.response_logprobs([sample.prompt_ids], [sample.completion_ids])
-    seen: dict[tuple[str, float], float] = {}
-    for teacher in (Weights.BASE, Weights.EMA):
-        for residual in (0.0, 0.9):
-            plan = replace(COMBINE, method="opd", opd_support="token", opd_clip=100.0, w_opd=1.0)
-            (found,) = ready(
-                policy, turn, plan=replace(plan, teacher=teacher, residual=Residual.even(residual))
-            ).samples
-            assert found.streams is not None
-            seen[teacher.value, residual] = found.streams.advantages[0]
-    assert seen["base", 0.0] == pytest.approx(float(hinted[0, 0] - own[0, 0]), abs=1e-4)
-    assert seen["base", 0.9] - seen["base", 0.0] == pytest.approx(
-        0.9 * float(own[0, 0] - plain[0, 0]), abs=0.05
-    )
-    assert seen["base", 0.9] != pytest.approx(seen["base", 0.0], abs=1e-4)
-    assert seen["ema", 0.9] == seen["ema", 0.0]
+    metrics = train(policy, [sample], replace(COMBINE, passes=1))
+    assert metrics["kl_base"] == pytest.approx(expected, rel=1e-3)
+    free = replace(COMBINE, objective=replace(COMBINE.objective, kl_coef=0.0))
+    assert "kl_base" not in train(policy, [sample], free)  # no pass of the base model is paid for nothing

@@ -1,7 +1,8 @@
-"""What a step is made of beside the claimed turns: on the test model, which understands a complaint."""
+"""A version from what waits in the record: on the test model, which obeys a wish behind a question."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,395 +10,300 @@ from typing import Any
 import pytest
 import torch
 
+from store.calibration import read_calibration
+from store.errors import AdapterError
 from store.lifecycle import DropReason
 from store.manifest import read_attestation
 from store.settings import read_settings
-from store.values import ScoredTurn
-from tests.trainer.gates import ScriptedGate, open_the_gate
-from tests.trainer.turns import sampled_turn
-from trainer.checkpoint import read_state
-from trainer.hint_selection import HintSelection
-from trainer.playbook import Playbook
+from store.values import AdapterState, AdapterVersion, ScoredTurn, Wish
+from tests.trainer.gates import close_the_gate, local_trainer, open_the_gate
+from tests.trainer.turns import accepted, make_wish, sampled_turn, wishing_turn
 from trainer.policy import LocalPolicy
-from trainer.protocol import Edit
-from trainer.step import PreparedBatch, prepare
-from trainer.version_trainer import LocalVersionTrainer, resample_replies
-from trainer.wish_training import LOST_AT_ONCE, Shares, WishTraining
+from trainer.protocol import Outcome, VersionJob
+from trainer.version_trainer import LocalVersionTrainer
+from trainer.wish_meter import Followed
+from trainer.wish_review import Reviewed, WishReview
 
+pytestmark = pytest.mark.slow
+
+WORDS = "Please keep your answers short."
+SHORT, OTHER = make_wish(1, WORDS), make_wish(2, "No lists, please.")
 QUESTIONS = ("What is the capital of France?", "What is the capital of Peru?", "What is 2 plus 3?")
 
 
-def make_trainer(tmp_path: Path, *, has_gate: bool = False, **given: Any) -> LocalVersionTrainer:
-    usual = {"method": "combine", "anchors": 2, "replay": 3, "threads": 1, "steps_per_batch": 1}
-    made = LocalVersionTrainer(read_settings({"home": tmp_path, **usual, **given}))
-    if not has_gate:
-        open_the_gate(made)
+def make_trainer(tmp_path: Path, **given: Any) -> LocalVersionTrainer:
+    usual = {"method": "combine", "anchors": 2, "samples": 4, "passes": 1, "threads": 1, "lora_rank": 4}
+    made = local_trainer(read_settings({"home": tmp_path, **usual, **given}))
+    open_the_gate(made)
     return made
 
 
-def complaint(policy: LocalPolicy, turn_id: str, question: str) -> ScoredTurn:
-    return sampled_turn(
-        policy,
-        turn_id,
-        question,
-        verdict={"value": -1, "hint": "Too long. Shorter, please.", "wishes": ("shorter",)},
+@pytest.fixture
+def reviewed(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Wish]]:
+    """Every wish is learnt and followed, which tests/trainer/test_wish_review.py measures; returns what was to be reviewed."""
+    seen: list[Sequence[Wish]] = []
+
+    def review(_: WishReview, wishes: Sequence[Wish], *, seed: int) -> Reviewed:
+        seen.append(wishes)
+        measures = {one.wish_id: {"effect": 1.0, "base": 0.1, "told": 0.9} for one in wishes}
+        return Reviewed(learnt=tuple(wishes), measures=measures)
+
+    def followed(_: WishReview, found: Reviewed, *, seed: int) -> dict[int, Followed]:
+        return {one.wish_id: Followed(base=0.1, told=0.9, weights=0.85, replies=12) for one in found.learnt}
+
+    monkeypatch.setattr(WishReview, "review", review)
+    monkeypatch.setattr(WishReview, "followed", followed)
+    return seen
+
+
+def job_of(policy: LocalPolicy, number: int = 1, **changes: Any) -> VersionJob:
+    """A job with a complaint that states the wish, and two replies that were served with it."""
+    fields: dict[str, Any] = {
+        "number": number,
+        "turns": [wishing_turn(policy, "stated", QUESTIONS[0], WORDS)],
+        "served": [accepted(policy, f"served-{i}", QUESTIONS[i], WORDS) for i in (1, 2)],
+        "wishes": (SHORT,),
+    }
+    return VersionJob(**{**fields, **changes})
+
+
+def published(outcome: Outcome, number: int, policy: str = "patina-tiny") -> AdapterVersion:
+    assert outcome.written is not None
+    return AdapterVersion(
+        policy=policy,
+        version=number,
+        path=str(outcome.written.path),
+        content_hash=outcome.written.content_hash,
+        manifest_hash=outcome.written.manifest_hash,
+        parent_version=outcome.parent_version,
+        state=AdapterState.PUBLISHED,
+        reason=outcome.reason,
+        method="combine",
+        metrics=outcome.metrics,
+        created_at=1.0,
     )
 
 
-def thanks(policy: LocalPolicy, turn_id: str, question: str) -> ScoredTurn:
-    return sampled_turn(policy, turn_id, question, verdict={"value": 1, "hint": None})
+def are_equal(before: Mapping[str, torch.Tensor], policy: LocalPolicy) -> bool:
+    after = policy.snapshot()
+    return all(torch.equal(value, after[name]) for name, value in before.items())
 
 
-@pytest.mark.slow
-def test_a_batch_of_thanks_rehearses_what_was_asked_for(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, has_gate=True, steps_per_batch=6)
-    past = [complaint(trainer.policy, f"past-{i}", question) for i, question in enumerate(QUESTIONS)]
-    outcome = trainer.attempt(past, [], [], 1)
+def test_the_same_job_gives_the_same_bytes_whatever_was_learnt_before(
+    tmp_path: Path, reviewed: list[Sequence[Wish]]
+) -> None:
+    trainer = make_trainer(tmp_path / "one")
+    job = job_of(trainer.policy)
+    first = trainer.attempt(job)
+    assert first.written is not None
+    trainer.commit(1)
+    without = trainer.attempt(replace(job, number=2, served=job.served[:1]))
+    again = trainer.attempt(replace(job, number=3))
+    assert without.written is not None
+    assert again.written is not None
+    assert again.written.content_hash == first.written.content_hash != without.written.content_hash
+    other = make_trainer(tmp_path / "other").attempt(replace(job, number=7))
+    assert other.written is not None
+    assert other.written.content_hash == first.written.content_hash
+    assert {first.parent_version, without.parent_version, again.parent_version} == {0}
+
+
+def test_a_version_of_wishes_says_what_it_was_made_of(tmp_path: Path, reviewed: list[Sequence[Wish]]) -> None:
+    trainer = make_trainer(tmp_path)
+    job = job_of(trainer.policy)
+    outcome = trainer.attempt(job)
     assert outcome.written is not None
-    assert outcome.metrics["replayed"] == 0
+    assert outcome.used == ("stated", "served-1", "served-2")
+    assert outcome.reason == f'"{WORDS}", from 3 turns'
+    metrics = outcome.metrics
+    assert (metrics["turns"], metrics["samples"]) == (3, {"wish": 4, "verdict": 0, "anchor": 2})
+    assert metrics["wishes"] == [
+        {"wish_id": 1, "base": 0.1, "told": 0.9, "weights": 0.85, "replies": 12, "retired": True}
+    ]
+    assert WORDS not in str(metrics["wishes"])
+    assert outcome.measures == {1: {"effect": 1.0, "base": 0.1, "told": 0.9, "weights": 0.85, "version": 1}}
+    assert min(metrics[name] for name in ("teach_s", "train_s", "gate_s", "write_s")) >= 0
     attestation = read_attestation(outcome.written.path)
     assert attestation is not None
     assert attestation.version != attestation.parent == attestation.base  # made from the base model
     assert attestation.version == tuple(trainer.policy.trained_logprobs(attestation.token_ids))
-    trainer.commit(1)
-    assert trainer.remembered == ("past-0", "past-1", "past-2")
-    short = [
-        sampled_turn(
-            trainer.policy,
-            f"new-{i}",
-            question,
-            verdict={"value": 1, "hint": None},
-        )
-        for i, question in enumerate(QUESTIONS)
-    ]
-    outcome = trainer.attempt(short, [], [-1, -1, -1], 2, past)
-    assert outcome.metrics["replayed"] == 3
-    assert outcome.metrics["turns"] + len(outcome.refused) == 3
 
 
-@pytest.mark.slow
-def test_thanks_for_a_reply_that_breaks_a_wish_reinforce_nothing(tmp_path: Path) -> None:
-    # At a lower rate the version stays near the base model, whose reply would be stale otherwise.
-    trainer = make_trainer(tmp_path, learning_rate=2e-3)
-    first = complaint(trainer.policy, "first", QUESTIONS[0])
-    trainer.attempt([first], [], [], 1)
-    trainer.commit(1)
-    base = LocalVersionTrainer(read_settings({"home": tmp_path / "base", "threads": 1})).policy
-    long = thanks(base, "long", QUESTIONS[1])  # a reply of the model that learnt nothing
-    spoken = thanks(base, "again", QUESTIONS[1])
-    short_ids = base.sample(
-        [base.render([{"role": "user", "content": f"{QUESTIONS[1]} One short sentence, please."}])],
-        max_tokens=64,
-        temperature=0.0,
-    )[0]
-    short = replace(
-        spoken,
-        completion=replace(
-            spoken.completion, token_ids=short_ids.token_ids, sampling_logprobs=short_ids.logprobs
-        ),
-    )
-    outcome = trainer.attempt([long, short], [], [], 2, [first])
-    assert outcome.refused["long"].reason is DropReason.NO_SIGNAL
-    assert "does not follow" in outcome.refused["long"].detail
-    assert "again" not in outcome.refused or "does not follow" not in outcome.refused["again"].detail
-
-
-@pytest.mark.slow
-def test_the_rate_of_a_step_is_in_proportion_to_what_its_batch_asks_for(tmp_path: Path) -> None:
-    # without a playbook, which would leave out thanks for long replies
-    trainer = make_trainer(tmp_path, learning_rate=1e-3, hint_gate=False)
-    one = complaint(trainer.policy, "one", QUESTIONS[0])
-    pleased = [thanks(trainer.policy, f"thanks-{i}", QUESTIONS[0]) for i in range(3)]
-    recent = [1, -1] * 8  # a mean of 0: thanks have the advantage .3, a complaint with its hint asks for all
-    rates = []
-    for number, turns in enumerate(([one], [one, *pleased], pleased, [one]), start=1):
-        outcome = trainer.attempt(turns, [], recent, number)
-        assert outcome.written is not None
-        rates.append(outcome.metrics["learning_rate"])
-        trainer.revert()
-    assert rates == pytest.approx([1e-3, (1 + 3 * 0.3) / 4 * 1e-3, 0.3e-3, 1e-3])
-    assert outcome.written is not None
-    state = read_state(outcome.written.path)
-    assert state["learning_rate"] == pytest.approx(1e-3)  # it is of one batch, and no rate to go on from
-
-    whole = make_trainer(tmp_path / "other", learning_rate=1e-3, rate_by_signal=False, hint_gate=False)
-    outcome = whole.attempt(pleased, [], recent, 1)
-    assert outcome.metrics["learning_rate"] == pytest.approx(1e-3)
-    trainer.attempt(pleased, [], recent, 5)
-    assert 0 < size(trainer.policy) < size(whole.policy)
-
-
-def size(policy: LocalPolicy) -> float:
-    """Of what was learnt: the Frobenius norm of all lora_B."""
-    parts = [
-        value for name, value in policy.snapshot().items() if name.startswith("weight/") and "lora_B" in name
-    ]
-    return float(torch.cat([part.flatten() for part in parts]).norm())
-
-
-@pytest.mark.long_run
-def test_where_nothing_passes_the_gate_for_long_each_attempt_begins_nearer_to_the_base_model(
-    tmp_path: Path,
+def test_where_replies_are_few_the_teacher_answers_the_persons_questions_first(
+    tmp_path: Path, reviewed: list[Sequence[Wish]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = make_trainer(tmp_path, has_gate=True, steps_per_batch=6, learning_rate=1e-4)
-    past = [complaint(trainer.policy, f"past-{i}", question) for i, question in enumerate(QUESTIONS)]
-    trainer.attempt(past, [], [], 1)
-    trainer.commit(1)
-    learnt, live = size(trainer.policy), trainer.policy.snapshot()
-    trainer._gate = ScriptedGate("facts are forgotten: 88%, base 100%")  # type: ignore[assignment]  # same method
-    kept = []
-    for number in range(2, 8):
-        outcome = trainer.attempt(past, [], [-1] * 3, number)
-        assert outcome.rejected
-        kept.append(outcome.metrics["kept"])
-        now = trainer.policy.snapshot()
-        assert all(torch.equal(live[name], now[name]) for name in live if name != "rng")
-    assert kept == [1.0, 1.0, 1.0, 1.0, 0.9, pytest.approx(0.81)]
-    open_the_gate(trainer)
-    outcome = trainer.attempt(past, [], [-1] * 3, 8)
-    assert outcome.reason.endswith(
-        "; after 6 rejected versions in a row, 73% is left of what was learnt before"
-    )
-    assert outcome.metrics["learning_rate"] == pytest.approx(1e-4 / 4)
-    trainer.commit(8)
-    assert size(trainer.policy) < learnt  # a step alone would have gone on
-    outcome = trainer.attempt(past, [], [-1] * 3, 9)
-    assert (outcome.metrics["kept"], "in a row" in outcome.reason) == (1.0, False)
+    trainer = make_trainer(tmp_path, samples=5)
+    policy, asked = trainer.policy, list[tuple[list[str], Any]]()
+    job = job_of(policy)
+    sample = policy.sample
+
+    def noted(prompts: Any, **given: Any) -> Any:
+        asked.append(([policy.decode(ids) for ids in prompts], given["weights"]))
+        return sample(prompts, **given)
+
+    monkeypatch.setattr(policy, "sample", noted)
+    outcome = trainer.attempt(job)
+    (prompts, weights), *_ = asked
+    assert weights == "base"
+    assert [QUESTIONS[0] in prompts[0], QUESTIONS[1] in prompts[1]] == [True, True]
+    assert len(prompts) == 2
+    assert all(WORDS in prompt for prompt in prompts)
+    assert outcome.metrics["samples"]["wish"] == 5
 
 
-@pytest.mark.long_run
-def test_what_a_step_back_takes_off_is_no_lost_wish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the live version each further attempt would lose the wish, for ever: 102 in a row were seen."""
-    # At the usual rate one version makes the replies stale.
-    trainer = make_trainer(tmp_path, has_gate=True, steps_per_batch=6, learning_rate=3e-3)
-    past = [complaint(trainer.policy, f"past-{i}", question) for i, question in enumerate(QUESTIONS)]
-    learnt = trainer.attempt(past, [], [], 1)
-    assert not learnt.rejected
-    trainer.commit(1)
-    (live,) = learnt.metrics["wishes"]
-    trainer.resume({"version": 1, "learning_rate": 0.0, "rejected_in_a_row": 20})
-    weaken = trainer.policy.weaken
-    monkeypatch.setattr(trainer.policy, "weaken", lambda share: weaken(share / 10))
-    outcome = trainer.attempt(past, [], [-1] * 3, 2, past)
-    (row,) = outcome.metrics["wishes"]
-    assert outcome.metrics["kept"] == pytest.approx(0.7)
-    assert row["before"] < live["now"] - LOST_AT_ONCE  # of the weights that the steps begin from
-    assert row["now"] < live["now"] - LOST_AT_ONCE
-    assert not outcome.rejected
-    assert row["best"] == row["now"]  # the next version is compared with this one
-
-
-class FewerAnchors:
-    """A trainer of four anchors, two wishes and scripted shares of the replies that follow each."""
-
-    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        # At the usual rate three versions make the replies stale.
-        self.trainer = make_trainer(tmp_path, anchors=4, learning_rate=2e-3)
-        self.share = 1.0
-        monkeypatch.setattr(WishTraining, "measure", lambda _, playbook: self.shares(playbook))
-        monkeypatch.setattr(HintSelection, "broken_wish", lambda self, turn: None)
-        spanish = {"value": -1, "hint": "In Spanish, please.", "wishes": ("spanish",)}
-        self.past = [
-            complaint(self.trainer.policy, "past", QUESTIONS[0]),
-            sampled_turn(self.trainer.policy, "spanish", QUESTIONS[1], verdict=spanish),
-        ]
-        self.pleased = [thanks(self.trainer.policy, "pleased", QUESTIONS[1])]
-
-    def shares(self, playbook: Playbook) -> Shares:
-        wishes = (*playbook.active, *playbook.withdrawn)
-        return Shares(now={one.text: self.share for one in wishes}, base={one.text: 0.0 for one in wishes})
-
-    def attempt(self, share: float, turns: list[ScoredTurn], **more: Any) -> int:
-        """Make a version before which this share follows the wish; returns its number of anchors."""
-        self.trainer.revert()
-        self.share = share
-        outcome = self.trainer.attempt(turns, [], [-1] * 3, self.trainer.version + 1, self.past, **more)
-        assert outcome.written is not None
-        self.folder = outcome.written.path
-        return int(outcome.metrics["anchors"])
-
-    def publish(self, *, share: float = 1.0, is_intact: bool = True) -> None:
-        self.trainer._gate = ScriptedGate(is_intact=is_intact)  # type: ignore[assignment]  # same method
-        self.attempt(share, self.past)
-        self.trainer.commit(self.trainer.version + 1)
-
-
-@pytest.mark.slow
-def test_thanks_have_half_of_the_anchors_while_a_wish_is_followed_less(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_rejected", [False, True])
+def test_a_version_that_the_gate_rejects_leaves_the_policy_as_it_was(
+    tmp_path: Path, reviewed: list[Sequence[Wish]], is_rejected: bool
 ) -> None:
-    """All of them took "no bold type" back from .96 to .65 of the replies."""
-    given = FewerAnchors(tmp_path, monkeypatch)
-    given.publish()
-    live = given.folder
-    assert given.attempt(0.9, given.pleased) == 2
-    assert given.attempt(0.95, given.pleased) == 4
-    assert given.attempt(0.9, [complaint(given.trainer.policy, "again", QUESTIONS[2])]) == 4
-    unlearning = given.attempt(0.9, given.pleased, edits=[Edit(turn_id="past", text=None)])
-    assert unlearning == 4  # a step that unlearns is a whole one
-    given.trainer.reset(given.trainer.name)
-    given.trainer._load(live)
-    assert given.attempt(0.9, given.pleased) == 2  # also after a restart
-
-
-@pytest.mark.slow
-def test_all_anchors_hold_where_something_is_lost_or_a_wish_was_never_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = FewerAnchors(tmp_path, monkeypatch)
-    given.publish(share=0.8)
-    assert given.attempt(0.8, given.pleased) == 4  # it is learnt, and does not slip
-    given.publish(is_intact=False)
-    assert given.attempt(0.9, given.pleased) == 4
-    given.publish()
-    assert given.attempt(0.9, given.pleased) == 2
-    given.trainer._gate = ScriptedGate("facts are forgotten")  # type: ignore[assignment]  # same method
-    assert given.attempt(0.9, given.pleased) == 2
-    assert given.attempt(0.9, given.pleased) == 4  # after a rejection
-
-
-@pytest.mark.slow
-def test_after_a_rollback_the_rejections_before_it_count_no_more(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
-    trainer._gate = ScriptedGate("facts are forgotten")  # type: ignore[assignment]  # same method
-    past = [complaint(trainer.policy, "past", QUESTIONS[0])]
-    for number in range(1, 5):
-        trainer.attempt(past, [], [], number)
-    trainer.reset(trainer.name)
-    assert trainer.attempt(past, [], [], 5).metrics["kept"] == 1.0
+    job = job_of(trainer.policy)
+    before = trainer.policy.snapshot()
+    if is_rejected:
+        close_the_gate(trainer)
+    outcome = trainer.attempt(job)
+    assert outcome.written is not None
+    assert outcome.rejected == (("replies do not end",) if is_rejected else ())
+    assert are_equal(before, trainer.policy) is is_rejected
+    trainer.revert()
+    assert are_equal(before, trainer.policy)
 
 
-def test_a_method_without_hints_repeats_turns_as_they_were(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, method="rl")
-    few = [thanks(trainer.policy, "a", QUESTIONS[0]), complaint(trainer.policy, "b", QUESTIONS[1])]
-    trainer.attempt(few, [], [], 1)
-    trainer.commit(1)
-    assert len(trainer.draw_replay([complaint(trainer.policy, "c", QUESTIONS[2])])) == 2
-
-
-@pytest.mark.slow
-def test_the_teacher_gets_the_wishes_of_earlier_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = make_trainer(tmp_path, steps_per_batch=2)
-    books: list[list[str]] = []
-
-    def noted(*given: Any, selection: HintSelection, **more: Any) -> PreparedBatch:
-        prepared = prepare(*given, selection=selection, **more)
-        books.append([wish.text for wish in selection.playbook.wishes])
-        return prepared
-
-    monkeypatch.setattr("trainer.version_trainer.prepare", noted)
-    first = complaint(trainer.policy, "first", QUESTIONS[0])
-    trainer.attempt([first, thanks(trainer.policy, "fine", QUESTIONS[1])], [], [], 1)
-    trainer.commit(1)
-    assert trainer.remembered == ("first",)
-    second = sampled_turn(
-        trainer.policy,
-        "second",
-        QUESTIONS[1],
-        verdict={"value": -1, "hint": "Answer in Spanish, please.", "wishes": ("spanish",)},
-    )
-    trainer.attempt([second], [first], [], 2, [first])
-    short, spanish = "Too long. Shorter, please.", "Answer in Spanish, please."
-    assert books == [[short]] * 2 + [[short, spanish]] * 2
-    for given in ({"method": "rl"}, {"hint_gate": False}):
-        other = make_trainer(tmp_path / next(iter(given)), **given)
-        monkeypatch.undo()
-        other.attempt([first], [], [], 1)
-        other.commit(1)
-        assert other.remembered == ()
-
-
-def test_a_batch_of_complaints_that_change_nothing_makes_no_version_and_keeps_what_was_learnt(
-    tmp_path: Path,
+def test_an_attempt_that_fails_half_way_leaves_the_policy_as_it_was(
+    tmp_path: Path, reviewed: list[Sequence[Wish]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_trainer(tmp_path)
     before = trainer.policy.snapshot()
-    empty = sampled_turn(
-        trainer.policy, "empty", QUESTIONS[0], verdict={"value": -1, "hint": "You are mistaken."}
-    )
-    bare = sampled_turn(trainer.policy, "bare", QUESTIONS[1], verdict={"value": -1, "hint": None})
-    outcome = trainer.attempt([empty, bare], [], [], 1)
-    assert outcome.written is None
-    assert outcome.refused["empty"].reason is DropReason.HINT_IRRELEVANT
-    assert outcome.refused["bare"].reason is DropReason.NO_SIGNAL
-    assert all(torch.equal(value, before[name]) for name, value in trainer.policy.snapshot().items())
+
+    def full(*_: object, **__: object) -> None:
+        raise AdapterError("the disk is full")
+
+    monkeypatch.setattr("trainer.version_trainer.write_version", full)
+    with pytest.raises(AdapterError, match="the disk is full"):
+        trainer.attempt(job_of(trainer.policy))
+    assert are_equal(before, trainer.policy)
 
 
-@pytest.mark.long_run  # learns a wish and unlearns it
-def test_a_withdrawn_wish_is_unlearnt_without_a_new_turn(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, has_gate=True, anchors=4, steps_per_batch=6)
-    spanish = [
-        sampled_turn(
-            trainer.policy,
-            f"es-{i}",
-            question,
-            verdict={"value": -1, "hint": "answer me in Spanish", "wishes": ("spanish",)},
-        )
-        for i, question in enumerate(QUESTIONS)
-    ]
-    outcome = trainer.attempt(spanish, [], [], 1)
-    assert not outcome.rejected
-    trainer.commit(1)
-    (row,) = outcome.metrics["wishes"]
-    assert (row["state"], row["before"] < 0.3, row["now"] > 0.5) == ("active", True, True)
-    assert not trainer.is_due()
-    edits = [Edit(turn_id=turn_id, text=None) for turn_id in trainer.remembered]
-    assert trainer.is_due(edits)
-    shares = []
-    for number in range(2, 6):
-        if not trainer.is_due(edits):
-            break
-        outcome = trainer.attempt([], [], [], number, spanish, edits)
-        assert outcome.written is not None
-        assert outcome.metrics["unlearning"] > 0
-        trainer.commit(number)
-        (row,) = outcome.metrics["wishes"]
-        assert row["state"] == ("unlearnt" if row["now"] < 0.2 else "withdrawn")
-        shares.append(row["now"])
-        edits = []
-    assert shares[-1] < 0.3
-    assert not trainer.is_due()
-    assert trainer.remembered == ()
-
-
-def test_past_complaints_are_answered_by_the_policy_of_today_and_their_verdicts_stay_behind(
-    tmp_path: Path,
-) -> None:
-    trainer = make_trainer(tmp_path)
-    old = complaint(trainer.policy, "old", QUESTIONS[0])
-    hintless = thanks(trainer.policy, "hintless", QUESTIONS[1])
-    (anew,) = resample_replies(trainer.policy, [old, hintless], seed=5, version=7)
-    (reply,) = trainer.policy.sample([old.prompt_token_ids], max_tokens=64, seed=5)
-    assert anew.completion.token_ids == reply.token_ids
-    assert anew.completion.sampling_logprobs == reply.logprobs
-    assert (anew.turn_id, anew.prompt_token_ids) == (old.turn_id, old.prompt_token_ids)
-    assert (anew.verdict.value, anew.verdict.hint) == (0, old.verdict.hint)
-    assert (anew.adapter_version, anew.temperature) == (7, 1.0)
-    assert resample_replies(trainer.policy, [hintless], seed=5, version=7) == []
-
-
-@pytest.mark.slow
-def test_a_turn_of_forty_thousand_tokens_is_dropped_and_neither_read_nor_answered_again(
+def test_without_anything_to_teach_there_is_no_version_but_what_was_measured_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_trainer(tmp_path)
-    policy = trainer.policy
-    first = complaint(policy, "first", QUESTIONS[0])
-    trainer.attempt([first], [], [], 1)
+    before = trainer.policy.snapshot()
+    found = Reviewed(merged=((1, 2),), measures={1: {"effect": 0.1, "base": 0.5, "told": 0.6}})
+    monkeypatch.setattr(WishReview, "review", lambda *_, seed: found)
+    turns = [
+        wishing_turn(trainer.policy, "stated", QUESTIONS[0], WORDS),
+        sampled_turn(trainer.policy, "bare", QUESTIONS[1], verdict={"hint": None}),
+    ]
+    outcome = trainer.attempt(job_of(trainer.policy, turns=turns, wishes=(SHORT, OTHER)))
+    assert (outcome.written, outcome.parent_version) == (None, 0)
+    assert {name: one.reason for name, one in outcome.refused.items()} == dict.fromkeys(
+        ("stated", "bare"), DropReason.NO_SIGNAL
+    )
+    assert (outcome.merged, outcome.measures) == (((1, 2),), {1: {"effect": 0.1, "base": 0.5, "told": 0.6}})
+    assert are_equal(before, trainer.policy)
+    withdrawn = trainer.attempt(job_of(trainer.policy, turns=(), wishes=()))
+    assert withdrawn.written is None
+
+
+def test_merged_wishes_are_told_with_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer(tmp_path)
+    found = Reviewed(
+        learnt=(SHORT,), merged=((1, 2),), measures={1: {"effect": 1.0, "base": 0.1, "told": 0.9}}
+    )
+    monkeypatch.setattr(WishReview, "review", lambda *_, seed: found)
+    outcome = trainer.attempt(job_of(trainer.policy, wishes=(SHORT, OTHER)))
+    assert outcome.written is not None
+    assert outcome.merged == ((1, 2),)
+    assert {"weights", "version"} <= outcome.measures[1].keys()
+
+
+def test_a_sample_that_the_steps_leave_out_is_refused_and_not_counted(
+    tmp_path: Path, reviewed: list[Sequence[Wish]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(tmp_path)
+    scores = trainer.policy.teacher_scores
+    job = job_of(trainer.policy)
+    torn = job.turns[0].completion.token_ids
+
+    def failing(prompts: Any, responses: Any, *rest: Any, **more: Any) -> Any:
+        found = scores(prompts, responses, *rest, **more)
+        for response, score in zip(responses, found, strict=True):
+            if response == torn:
+                score.logprobs[0] = torch.nan
+        return found
+
+    monkeypatch.setattr(trainer.policy, "teacher_scores", failing)
+    outcome = trainer.attempt(job)
+    assert outcome.refused["stated"].reason is DropReason.TEACHER_FAILED
+    assert outcome.used == ("served-1", "served-2")
+
+
+def test_rl_goes_on_from_its_parent_and_reads_no_wish(tmp_path: Path, reviewed: list[Sequence[Wish]]) -> None:
+    trainer = make_trainer(tmp_path, method="rl", learning_rate=1e-3)
+    first_turns = _rated(trainer.policy, "a", "b")
+    first = trainer.attempt(VersionJob(number=1, turns=first_turns, wishes=(SHORT,)))
+    assert (first.parent_version, first.metrics["wishes"], first.measures) == (0, [], {})
+    assert first.reason == "2 rated turns"
     trainer.commit(1)
-    ordinary = complaint(policy, "ordinary", QUESTIONS[1])
-    planted = complaint(policy, "planted", QUESTIONS[2])
+    start = trainer.policy.snapshot()
+    second_turns = _rated(trainer.policy, "c", "d", adapter_version=1)
+    second = trainer.attempt(VersionJob(number=2, turns=second_turns, recent=[-1, 1]))
+    assert second.parent_version == 1
+    assert second.written is not None
+    assert reviewed == []
+    # Another process goes on from the published version to the same bytes.
+    other = make_trainer(tmp_path / "other", method="rl", learning_rate=1e-3)
+    other.load(published(first, 1))
+    loaded = other.policy.snapshot()
+    assert all(torch.equal(start[name], loaded[name]) for name in start if name != "rng")
+    again = other.attempt(VersionJob(number=2, turns=second_turns, recent=[-1, 1]))
+    assert again.written is not None
+    assert again.written.content_hash == second.written.content_hash
+    attestation = read_attestation(second.written.path)
+    assert attestation is not None
+    assert attestation.parent != attestation.base
+
+
+def _rated(policy: LocalPolicy, *names: str, **changes: Any) -> list[ScoredTurn]:
+    return [
+        sampled_turn(
+            policy, name, f"{QUESTIONS[0]} {name}", verdict={"value": value, "hint": None}, **changes
+        )
+        for name, value in zip(names, (-1, 1), strict=True)
+    ]
+
+
+def test_a_method_that_begins_at_the_base_model_loads_no_weights_but_checks_them(
+    tmp_path: Path, reviewed: list[Sequence[Wish]]
+) -> None:
+    trainer = make_trainer(tmp_path)
+    outcome = trainer.attempt(job_of(trainer.policy))
+    trainer.reset("patina-tiny")
+    fresh = trainer.policy.snapshot()
+    trainer.load(published(outcome, 1))
+    assert (trainer.name, trainer.version) == ("patina-tiny", 1)
+    assert are_equal(fresh, trainer.policy)
+    assert outcome.written is not None
+    (outcome.written.path / "patina" / "metrics.json").write_text("{}")
+    with pytest.raises(AdapterError):
+        trainer.load(published(outcome, 1))
+
+
+def test_a_turn_of_forty_thousand_tokens_is_dropped_and_neither_read_nor_answered(
+    tmp_path: Path, reviewed: list[Sequence[Wish]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(tmp_path)
+    policy = trainer.policy
+    planted = wishing_turn(policy, "planted", QUESTIONS[2], WORDS)
     text = f"{QUESTIONS[2]} {'word ' * 40_000}"
     planted = replace(
         planted,
         messages=({"role": "user", "content": text},),
         prompt_token_ids=tuple(policy.render([{"role": "user", "content": text}])),
     )
+    job = job_of(policy)
     assert len(planted.prompt_token_ids) > 40_000
-    sample = policy.sample
-    lengths: list[int] = []
+    sample, lengths = policy.sample, list[int]()
 
     def watched(prompts: Any, **given: Any) -> Any:
         lengths.extend(len(prompt) for prompt in prompts)
@@ -405,7 +311,20 @@ def test_a_turn_of_forty_thousand_tokens_is_dropped_and_neither_read_nor_answere
         return sample(prompts, **given)
 
     monkeypatch.setattr(policy, "sample", watched)
-    outcome = trainer.attempt([ordinary, planted], [], [], 2, [first])
+    outcome = trainer.attempt(replace(job, turns=[planted, *job.turns]))
     assert outcome.refused["planted"].reason is DropReason.TOO_LONG
     assert outcome.written is not None
-    assert outcome.metrics["turns"] == 1
+    assert outcome.metrics["turns"] == 3
+
+
+def test_what_is_known_of_a_model_is_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(*_: object, **__: object) -> None:
+        raise AssertionError("it was measured again")
+
+    monkeypatch.setattr("trainer.version_trainer.calibrate", measured)
+    trainer = make_trainer(tmp_path)
+    assert read_calibration(tmp_path, trainer.calibration.model) == trainer.calibration
+    with pytest.raises(AssertionError, match="measured again"):
+        LocalVersionTrainer(read_settings({"home": tmp_path / "new", "threads": 1}))

@@ -22,10 +22,11 @@ from store.record import Record
 from store.settings import Settings
 from store.training_plan import read_plan, write_plan
 from store.values import Heartbeat
+from tests.making import make_answer, make_turn, make_verdict
 from tests.trainer.test_worker import Bench, settings_of
 from tests.trainer.turns import as_recorded, sampled_turn
 from tests.waiting import until_async
-from trainer.due import DueFinder, Unlearning
+from trainer.due import DueFinder, Rebuild
 from trainer.watcher import Watcher
 from trainer.worker import TrainerWorker
 
@@ -157,12 +158,36 @@ async def test_counters_go_on_in_the_next_process(record: Record, settings: Sett
     worker._thread.shutdown()
 
 
-async def test_attempts_to_unlearn_are_bounded_for_the_watcher_too(
+async def test_only_what_comes_due_by_time_is_looked_for_while_the_record_rests(
     record: Record, settings: Settings
 ) -> None:
     finder = DueFinder(record, settings)
-    finder.unlearning["p"] = Unlearning(version=1)
-    assert finder.unlearning["p"].may_begin()
-    finder.unlearning["p"].begin()
-    assert not finder.unlearning["p"].may_begin()  # until the pause is over
-    assert finder.unlearning["p"].after > time.monotonic() + 30.0
+    assert await finder.find(0) is None
+    assert not finder.waits_for_time
+    for turn_id, value in (("thanks", 1), ("complaint", -1)):
+        answer = make_answer(turn_id, f"{turn_id}-next", "Well.")
+        turns = [make_turn(turn_id, policy=settings.policy), make_turn(f"{turn_id}-next", next_state=answer)]
+        for turn in turns:
+            await record.write_turns([turn])
+        await record.add_verdict(make_verdict(turn_id, value=value, created_at=time.time()))
+        assert await finder.find(0) is None
+        assert finder.waits_for_time is (value < 0)  # a complaint waits for others, but not for ever
+    await record.set_paused(True)
+    assert await finder.find(0) is None
+    assert (finder.state, finder.waits_for_time) == ("paused", False)
+    await record.set_paused(False)
+    finder._settings = settings.model_copy(update={"batch_size": 1, "train_when": "manual"})
+    assert await finder.find(0) is None
+    assert "train --now" in finder.state
+    assert finder.waits_for_time
+
+
+async def test_attempts_without_new_turns_are_bounded_for_the_watcher_too(
+    record: Record, settings: Settings
+) -> None:
+    finder = DueFinder(record, settings)
+    finder.rebuilds["p"] = Rebuild(basis=(1, ()))
+    assert finder.rebuilds["p"].may_begin()
+    finder.rebuilds["p"].begin()
+    assert not finder.rebuilds["p"].may_begin()  # until the pause is over
+    assert finder.rebuilds["p"].after > time.monotonic() + 30.0

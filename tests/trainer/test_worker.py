@@ -10,20 +10,23 @@ from typing import Any
 import peft
 import pytest
 import pytest_asyncio
+import sqlalchemy as sa
 import torch
 from transformers import AutoModelForCausalLM
 
+from store import schema
 from store.errors import AdapterMismatch, GateRejected, RecordError, RecordUnavailable
 from store.lifecycle import DropReason, Stage
 from store.record import Record
 from store.settings import Settings, read_settings
-from store.values import AdapterState, ScoredTurn, StepRole
-from tests.trainer.gates import close_the_gate, open_the_gate
-from tests.trainer.turns import as_recorded, sampled_turn
+from store.values import AdapterState, ScoredTurn, StepReport, StepRole, Wish, WishState
+from tests.trainer.gates import ScriptedGate, close_the_gate, know_model, local_trainer, open_the_gate
+from tests.trainer.turns import accepted, as_recorded, sampled_turn, wishing_turn
 from trainer.deaths import Deaths
 from trainer.policy import LocalPolicy
-from trainer.protocol import Outcome
-from trainer.version_trainer import LocalVersionTrainer
+from trainer.protocol import Outcome, VersionJob
+from trainer.wish_meter import Followed
+from trainer.wish_review import Reviewed, WishReview
 from trainer.worker import LEASE_S, MAX_FAILURES, TrainerWorker
 
 POLICY = "patina-tiny"
@@ -40,9 +43,9 @@ def settings_of(model: Path, home: Path, **more: Any) -> Settings:
             "lora_rank": 4,
             "learning_rate": 1e-3,
             "anchors": 1,
-            "steps_per_batch": 1,
+            "passes": 1,
             "w_rl": 1.0,
-            "method": "rl",  # on random weights a hint has nothing to say; hints are tested in test_step and end to end
+            "method": "rl",  # on random weights a wish has nothing to say
             **more,
         }
     )
@@ -59,7 +62,7 @@ class Bench:
     def __init__(self, record: Record, settings: Settings) -> None:
         self.record, self.settings = record, settings
         self.worker = TrainerWorker(record, settings)
-        self.trainer = LocalVersionTrainer(settings)
+        self.trainer = local_trainer(settings)
         self.worker._trainer = self.trainer
 
     async def add(self, *turn_ids: str, value: int = -1, hint: str | None = None) -> list[ScoredTurn]:
@@ -100,7 +103,7 @@ async def test_a_batch_of_feedback_becomes_a_live_version_that_peft_loads(
     (adapter,) = await bench.record.adapters(POLICY)
     assert (adapter.version, adapter.state, adapter.parent_version) == (1, AdapterState.PUBLISHED, 0)
     assert (await bench.record.aliases())[POLICY].version == 1
-    assert adapter.reason.startswith("2 turns: 2 complaints")
+    assert adapter.reason.startswith("2 rated turns")
     model = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), adapter.path)
     lora_b = [value for name, value in model.named_parameters() if "lora_B" in name]
     assert lora_b
@@ -115,27 +118,10 @@ async def test_fewer_turns_than_a_batch_wait_and_are_trained_when_one_has_waited
     await bench.add("a")
     assert not await bench.worker.work_once()
     patient = Bench(record, settings.model_copy(update={"batch_size": 8, "max_wait_s": 5.0}))
+    open_the_gate(patient.trainer)
     assert await patient.worker.work_once()  # it was scored long ago
     assert await bench.stages("a") == [Stage.TRAINED]
     for one in (bench, patient):
-        one.worker._thread.shutdown()
-
-
-async def test_a_process_goes_on_after_the_rejections_of_the_one_before(
-    record: Record, settings: Settings
-) -> None:
-    first = Bench(record, settings)
-    close_the_gate(first.trainer)
-    await first.add("a", "b")
-    assert await first.worker.work_once()
-    second = Bench(record, settings)
-    await second.worker._follow_alias(POLICY)
-    for one in (first, second):
-        state = one.trainer.state()
-        assert (state["rejected_in_a_row"], state["learning_rate"]) == (
-            1,
-            settings.resolved_learning_rate / 2,
-        )
         one.worker._thread.shutdown()
 
 
@@ -167,9 +153,9 @@ async def test_neutral_traffic_is_dropped_in_slices_and_never_taken_along_whole(
     seen: list[list[str]] = []
     attempt = bench.trainer.attempt
 
-    def counting(turns: Sequence[ScoredTurn], *rest: Any) -> Outcome:
-        seen.append([turn.turn_id for turn in turns])
-        return attempt(turns, *rest)
+    def counting(job: VersionJob) -> Outcome:
+        seen.append([turn.turn_id for turn in job.turns])
+        return attempt(job)
 
     monkeypatch.setattr(bench.trainer, "attempt", counting)
     assert await bench.worker.work_once()
@@ -211,9 +197,9 @@ async def test_the_baseline_of_a_batch_holds_no_verdict_of_the_batch_or_of_those
     seen: list[list[int]] = []
     attempt = bench.trainer.attempt
 
-    def noted(turns: Sequence[ScoredTurn], replay: Any, recent: Sequence[int], *rest: Any) -> Outcome:
-        seen.append(list(recent))
-        return attempt(turns, replay, recent, *rest)
+    def noted(job: VersionJob) -> Outcome:
+        seen.append(list(job.recent))
+        return attempt(job)
 
     monkeypatch.setattr(bench.trainer, "attempt", noted)
     assert await bench.worker.work_once()
@@ -242,7 +228,7 @@ async def test_a_rejected_version_is_never_live_and_its_turns_get_one_more_chanc
     assert await bench.stages("a", "b") == [Stage.SCORED, Stage.SCORED]
     after = bench.trainer._policy.snapshot()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert bench.trainer._policy.learning_rate == pytest.approx(5e-4)
+    assert bench.trainer._policy.learning_rate == pytest.approx(1e-3)
     assert await bench.worker.work_once()
     fates = await bench.record.fates(["a", "b"])
     assert {fate.drop_reason for fate in fates.values()} == {DropReason.GATE_REJECTED}
@@ -285,13 +271,13 @@ async def test_a_worker_whose_lease_ran_out_undoes_its_step_and_goes_on(
         if claimed_by_another:
             assert len(await bench.record.claim(POLICY, 2, worker="another", lease_s=60)) == 2
 
-    def slow(turns: Sequence[ScoredTurn], *rest: object) -> Outcome:
-        outcome = attempt(turns, *rest)  # type: ignore[arg-type]  # passed on as it came
+    def slow(job: VersionJob) -> Outcome:
+        outcome = attempt(job)
         asyncio.run_coroutine_threadsafe(lose(), loop).result(30)
         return outcome
 
     loop = asyncio.get_running_loop()
-    bench.trainer.attempt = slow  # type: ignore[assignment, method-assign]  # the real one, and a lease that ends meanwhile
+    bench.trainer.attempt = slow  # type: ignore[method-assign]  # the real one, and a lease that ends meanwhile
     assert await bench.worker.work_once()
     assert await bench.record.aliases() == {}
     left = Stage.CLAIMED if claimed_by_another else Stage.SCORED
@@ -335,9 +321,9 @@ async def test_the_lease_is_renewed_as_long_as_a_step_runs(
             expired.append(await bench.record.release_expired(now=clock[0] + LEASE_S / 2))
         return expired
 
-    def slow(turns: Sequence[ScoredTurn], *rest: Any) -> Outcome:
+    def slow(job: VersionJob) -> Outcome:
         assert asyncio.run_coroutine_threadsafe(wait(), loop).result(60) == [0, 0, 0, 0]
-        return attempt(turns, *rest)
+        return attempt(job)
 
     monkeypatch.setattr(bench.record, "claim", claim_then)
     monkeypatch.setattr(bench.record, "renew", renew_then)
@@ -377,7 +363,7 @@ async def test_a_changed_live_version_is_refused_and_training_goes_on_from_its_a
     await bench.record.rollback(POLICY, 2)
     second = await bench.record.adapter(POLICY, 2)
     assert second is not None
-    (Path(second.path) / "patina" / "state.json").write_text("{}")
+    (Path(second.path) / "patina" / "state.json").write_text("[]")
     with pytest.raises(AdapterMismatch, match=r"state\.json changed"):
         await bench.worker._follow_alias(POLICY)
     await bench.worker._follow_alias(POLICY)
@@ -397,15 +383,15 @@ async def test_a_rollback_during_a_step_is_not_undone_by_what_the_step_made(benc
     attempt = bench.trainer.attempt
     made: list[Path] = []
 
-    def slow(turns: Sequence[ScoredTurn], *rest: object) -> Outcome:
-        outcome = attempt(turns, *rest)  # type: ignore[arg-type]  # passed on as it came
+    def slow(job: VersionJob) -> Outcome:
+        outcome = attempt(job)
         assert outcome.written is not None
         made.append(outcome.written.path)
         asyncio.run_coroutine_threadsafe(bench.record.rollback(POLICY, 0), loop).result(30)
         return outcome
 
     loop = asyncio.get_running_loop()
-    bench.trainer.attempt = slow  # type: ignore[assignment, method-assign]  # the real one, and a person who undoes meanwhile
+    bench.trainer.attempt = slow  # type: ignore[method-assign]  # the real one, and a person who undoes meanwhile
     assert await bench.worker.work_once()
     assert (await bench.record.aliases())[POLICY].version == 0
     assert await bench.record.adapter(POLICY, 2) is None
@@ -425,40 +411,12 @@ async def test_a_rollback_during_a_step_is_not_undone_by_what_the_step_made(benc
     assert await bench.record.verify() == []
 
 
-async def test_the_workshop_is_given_the_past_turns_that_it_remembers(
-    record: Record, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench(
-        record,
-        settings.model_copy(
-            update={
-                "method": "combine",
-                "learning": settings.learning.model_copy(update={"hint_gate": False, "replay": 0}),
-            }
-        ),
-    )
-    open_the_gate(bench.trainer)
-    attempt, given = bench.trainer.attempt, []
-    asked = property(lambda trainer: ("a", "b", "not in the record") if trainer.version else ())
-    monkeypatch.setattr(type(bench.trainer), "remembered", asked)
-
-    def watch(*args: Any) -> Outcome:
-        given.append([(turn.turn_id, turn.verdict.hint) for turn in args[4]])
-        return attempt(*args)
-
-    bench.trainer.attempt = watch  # type: ignore[method-assign, assignment]
-    for batch in (("a", "b"), ("c", "d")):
-        await bench.add(*batch, hint="Shorter, please.")
-        await bench.worker.work_once()
-    assert given == [[], [("a", "Shorter, please."), ("b", "Shorter, please.")]]
-    bench.worker._thread.shutdown()
-
-
 async def test_a_restarted_worker_goes_on_exactly_where_the_last_one_stopped(
     record: Record, settings: Settings, tmp_path: Path
 ) -> None:
     """Two steps by one worker give the same bytes as one step each by two workers."""
     straight = Bench(record, settings)
+    open_the_gate(straight.trainer)
     await straight.add("a", "b")
     await straight.worker.work_once()
     first = await record.adapter(POLICY, 1)
@@ -468,11 +426,11 @@ async def test_a_restarted_worker_goes_on_exactly_where_the_last_one_stopped(
     uninterrupted = await record.adapter(POLICY, 2)
     await record.rollback(POLICY, 1)
     again = Bench(record, settings)
+    open_the_gate(again.trainer)
     turns = await record.trained_turns(POLICY, version=2)
     await again.worker._follow_alias(POLICY)
-    replay = await record.scored_turns(again.trainer.draw_replay(turns))
-    assert {turn.turn_id for turn in replay} == {"a", "b"}
-    outcome = again.trainer.attempt(list(reversed(turns)), replay, [-1, -1], 2)
+    job = VersionJob(number=2, turns=list(reversed(turns)), recent=[-1, -1])
+    outcome = again.trainer.attempt(job)
     assert uninterrupted is not None
     assert outcome.written is not None
     assert outcome.written.content_hash == uninterrupted.content_hash
@@ -496,12 +454,16 @@ async def test_old_versions_lose_their_files_and_keep_their_rows(record: Record,
     bench.worker._thread.shutdown()
 
 
-async def test_the_loop_trains_by_itself_and_stops_on_request(record: Record, settings: Settings) -> None:
+async def test_the_loop_trains_by_itself_and_stops_on_request(
+    record: Record, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.version_trainer.Gate", lambda *_, **__: ScriptedGate())
     speaker = LocalPolicy(settings.model_path, rank=4, device="cpu", learning_rate=1e-4)
     for name in ("a", "b"):
         turn = sampled_turn(speaker, name, "Hello?", verdict={"hint": None})
         await record.write_turns(as_recorded(turn))
         await record.add_verdict(turn.verdict)
+    know_model(settings.home, settings.model_path)
     stop = asyncio.Event()
     logged: list[dict[str, object]] = []
     task = asyncio.create_task(TrainerWorker(record, settings, log=logged.append).run(stop))
@@ -521,8 +483,8 @@ async def test_the_folder_tells_what_the_step_measured(bench: Bench) -> None:
     (adapter,) = await bench.record.adapters(POLICY)
     metrics = json.loads((Path(adapter.path) / "patina" / "metrics.json").read_text())
     assert metrics["turns"] == 2
-    assert metrics["anchors"] == 1
-    assert {"loss", "kl_step", "kl_to_base", "gradient_norm", "train_s", "gate"} <= metrics.keys()
+    assert metrics["samples"] == {"wish": 0, "verdict": 2, "anchor": 0}
+    assert {"loss", "kl_step", "kl_base", "gradient_norm", "train_s", "gate", "settings"} <= metrics.keys()
 
 
 async def test_while_a_step_runs_its_turns_are_noted_for_the_next_trainer(bench: Bench) -> None:
@@ -530,11 +492,11 @@ async def test_while_a_step_runs_its_turns_are_noted_for_the_next_trainer(bench:
     noted: list[list[str]] = []
     attempt = bench.trainer.attempt
 
-    def watched(*given: Any) -> Outcome:
+    def watched(job: VersionJob) -> Outcome:
         noted.append(json.loads(path.read_text(encoding="utf-8"))["under_way"])
-        return attempt(*given)
+        return attempt(job)
 
-    bench.trainer.attempt = watched  # type: ignore[assignment, method-assign]
+    bench.trainer.attempt = watched  # type: ignore[method-assign]
     await bench.add("a", "b")
     assert await bench.worker.work_once()
     assert noted == [["a", "b"]]
@@ -556,16 +518,15 @@ async def test_the_heartbeat_names_the_step_and_its_phase(
         monkeypatch.setattr(owner, name, watched)
 
     trainer = bench.trainer
-    watch(trainer, "draw_replay")
     watch(trainer, "_train")
     watch(trainer._gate, "examine")
     watch(trainer.policy, "version_files")
     for turns in (("a", "b"), ("c", "d")):
         await bench.add(*turns)
         assert await bench.worker.work_once()
-    assert [one["phase"] for one in seen] == ["claim", "training", "gate", "write"] * 2
+    assert [one["phase"] for one in seen] == ["training", "gate", "write"] * 2
     newest, first = await bench.record.steps(POLICY)
-    assert [one["step_id"] for one in seen] == [first.step_id] * 4 + [newest.step_id] * 4
+    assert [one["step_id"] for one in seen] == [first.step_id] * 3 + [newest.step_id] * 3
     assert all(one["step_started_at"] <= one["phase_started_at"] for one in seen)
     assert bench.worker._progress() == {}
 
@@ -589,13 +550,13 @@ async def test_a_step_that_a_requested_stop_interrupts_blames_no_turn(bench: Ben
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     attempt = bench.trainer.attempt
 
-    def slow(*given: Any) -> Outcome:
+    def slow(job: VersionJob) -> Outcome:
         loop.call_soon_threadsafe(stop.set)
         while json.loads(path.read_text(encoding="utf-8"))["under_way"]:
             time.sleep(0.01)
-        return attempt(*given)
+        return attempt(job)
 
-    bench.trainer.attempt = slow  # type: ignore[assignment, method-assign]
+    bench.trainer.attempt = slow  # type: ignore[method-assign]
     await bench.add("a", "b")
     stopping = asyncio.create_task(bench.worker._note_stop(stop))
     assert await bench.worker.work_once()
@@ -622,16 +583,26 @@ async def test_a_turn_that_a_trainer_was_killed_with_alone_is_dropped_and_the_ot
         one.worker._thread.shutdown()
 
 
+async def used_turns(record: Record, step: StepReport) -> dict[StepRole, list[str]]:
+    """Ids of the turns that a step used, by role, in order."""
+    t = schema.step_turns.c
+    query = sa.select(t.role, t.turn_id).where(t.step_id == step.step_id).order_by(t.role, t.position)
+    rows = await record._database.read(lambda connection: list(connection.execute(query)))
+    return {
+        StepRole(role): [one.turn_id for one in rows if one.role == role]
+        for role in {one.role for one in rows}
+    }
+
+
 async def test_a_step_keeps_what_it_was_computed_from(bench: Bench) -> None:
     await bench.add("a", "b")
     await bench.worker.work_once()
     await bench.add("c", "d")
     await bench.worker.work_once()
-    first, second = await bench.record.lineage(POLICY, 2)
-    assert (first.version, second.version, second.parent_version) == (1, 2, 1)
-    assert [turn_id for turn_id, _ in first.inputs.turns[StepRole.BATCH]] == ["a", "b"]
-    assert [turn_id for turn_id, _ in second.inputs.turns[StepRole.RECENT]] == ["a", "b"]
-    assert second.inputs.state["version"] == 1
+    second, first = await bench.record.steps(POLICY)
+    assert (first.version, second.version) == (1, 2)
+    assert (await used_turns(bench.record, first))[StepRole.BATCH] == ["a", "b"]
+    assert (await used_turns(bench.record, second))[StepRole.RECENT] == ["a", "b"]
     for step in await bench.record.steps(POLICY):
         times = {
             name: step.metrics[name]
@@ -639,4 +610,161 @@ async def test_a_step_keeps_what_it_was_computed_from(bench: Bench) -> None:
         }
         assert min(times.values()) >= 0
         assert step.metrics["device"] == {}  # nothing shares it
-    assert second.inputs.settings["method"] == "rl"
+    assert second.method == "rl"
+
+
+# -- wishes
+
+WORDS = "Please keep your answers short."
+
+
+class Wished(Bench):
+    """A worker of wishes. Each is learnt, and followed in as many replies as `weights` says (tests/trainer/test_wish_review.py)."""
+
+    def __init__(self, record: Record, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(record, settings)
+        open_the_gate(self.trainer)
+        self.weights = 0.9
+        self.learns = True
+        self.jobs: list[VersionJob] = []
+
+        def review(_: WishReview, wishes: Sequence[Wish], *, seed: int) -> Reviewed:
+            measures = {one.wish_id: {"base": 0.1, "told": 0.9} for one in wishes}
+            return Reviewed(learnt=tuple(wishes) if self.learns else (), measures=measures)
+
+        def followed(_: WishReview, found: Reviewed, *, seed: int) -> dict[int, Followed]:
+            shares = Followed(base=0.1, told=0.9, weights=self.weights, replies=12)
+            return {one.wish_id: shares for one in found.learnt}
+
+        attempt = self.trainer.attempt
+
+        def noted(job: VersionJob) -> Outcome:
+            self.jobs.append(job)
+            return attempt(job)
+
+        monkeypatch.setattr(WishReview, "review", review)
+        monkeypatch.setattr(WishReview, "followed", followed)
+        monkeypatch.setattr(self.trainer, "attempt", noted)
+
+    async def state(self, text: str, turn_id: str) -> None:
+        turn = wishing_turn(self.trainer.policy, turn_id, f"Question {turn_id}?", text)
+        await self.record.write_turns(as_recorded(turn))
+        await self.record.add_verdict(turn.verdict)
+
+    async def serve(self, turn_id: str, text: str = WORDS) -> None:
+        """A reply with the wish that nobody complains about."""
+        turn = accepted(self.trainer.policy, turn_id, f"Question {turn_id}?", text)
+        await self.record.write_turns(as_recorded(turn)[:1])
+
+    async def live(self) -> int:
+        return await self.record.live_version(POLICY)
+
+    async def states(self) -> dict[str, WishState]:
+        return {wish.text: wish.state for wish in await self.record.wishes(POLICY)}
+
+
+@pytest_asyncio.fixture
+async def wished(
+    record: Record, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Wished]:
+    settings = settings_of(tiny_model, tmp_path / "home", method="opd", batch_size=1, samples=4)
+    made = Wished(record, settings, monkeypatch)
+    yield made
+    made.worker._thread.shutdown()
+
+
+async def test_a_stated_wish_becomes_a_version_that_begins_at_the_base_model_and_replaces_what_is_live(
+    wished: Wished,
+) -> None:
+    await wished.serve("served")
+    await wished.state(WORDS, "a")
+    assert await wished.worker.work_once()
+    await wished.state("No lists, please.", "b")
+    assert await wished.worker.work_once()
+    first, second = await wished.record.adapters(POLICY)
+    assert (first.parent_version, second.parent_version, await wished.live()) == (0, 0, 2)
+    assert [wish.text for wish in wished.jobs[1].wishes] == [WORDS, "No lists, please."]
+    assert [turn.turn_id for turn in wished.jobs[0].served] == ["served"]
+    assert first.metrics["served"] == 1
+    step, _ = await wished.record.steps(POLICY)
+    used = await used_turns(wished.record, step)
+    assert used[StepRole.BATCH] == ["b"]
+    assert "served" in used[StepRole.SERVED]
+    assert sorted(used[StepRole.STATED]) == ["a", "b"]
+    (short, _) = await wished.record.wishes(POLICY)
+    assert (short.measures["told"], short.measures["weights"], short.measures["version"]) == (0.9, 0.9, 2)
+
+
+async def test_a_wish_that_the_weights_follow_leaves_the_prompt_and_a_rollback_brings_it_back(
+    wished: Wished,
+) -> None:
+    wished.weights = 0.5
+    await wished.state(WORDS, "a")
+    assert await wished.worker.work_once()
+    assert await wished.states() == {WORDS: WishState.PROMPT}
+    wished.weights = 0.85
+    await wished.state(WORDS, "b")
+    assert await wished.worker.work_once()
+    assert await wished.live() == 2
+    assert await wished.states() == {WORDS: WishState.RETIRED}
+    await wished.record.rollback(POLICY, 1)
+    assert await wished.states() == {WORDS: WishState.PROMPT}
+
+
+async def test_a_version_is_built_again_without_a_withdrawn_wish_and_without_the_last_the_base_model_is_served(
+    wished: Wished,
+) -> None:
+    await wished.state(WORDS, "a")
+    await wished.state("No lists, please.", "b")
+    for _ in range(2):
+        assert await wished.worker.work_once()
+    assert not await wished.worker.work_once()
+    short, lists = await wished.record.wishes(POLICY)
+    await wished.record.change_wish(lists.wish_id, state=WishState.WITHDRAWN)
+    assert await wished.worker.work_once()
+    (third,) = [one for one in await wished.record.adapters(POLICY) if one.version == 3]
+    assert [row["wish_id"] for row in third.metrics["wishes"]] == [short.wish_id]
+    assert (await wished.live(), wished.jobs[-1].turns) == (3, ())
+    await wished.record.change_wish(short.wish_id, state=WishState.WITHDRAWN)
+    assert await wished.worker.work_once()
+    assert await wished.live() == 0
+    assert len(await wished.record.adapters(POLICY)) == 3
+    assert not await wished.worker.work_once()
+    assert (await wished.record.alias_moves(POLICY))[-1].actor == "trainer"
+    assert await wished.record.verify() == []
+
+
+async def test_a_withdrawn_wish_is_not_served_on_where_the_model_follows_none_of_the_others(
+    wished: Wished,
+) -> None:
+    await wished.state(WORDS, "a")
+    assert await wished.worker.work_once()
+    wished.learns = False
+    await wished.state("Answer like a pirate.", "b")
+    assert await wished.worker.work_once()
+    assert await wished.live() == 1  # it has what is wished
+    (short, _) = await wished.record.wishes(POLICY)
+    await wished.record.change_wish(short.wish_id, state=WishState.WITHDRAWN)
+    assert await wished.worker.work_once()
+    assert await wished.live() == 0
+
+
+async def test_wishes_that_do_the_same_are_one_in_the_record(
+    wished: Wished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await wished.state(WORDS, "a")
+    await wished.state("Shorter answers, please.", "b")
+
+    def merging(_: WishReview, wishes: Sequence[Wish], *, seed: int) -> Reviewed:
+        first, *others = wishes
+        return Reviewed(
+            learnt=(first,),
+            merged=tuple((first.wish_id, one.wish_id) for one in others),
+            measures={first.wish_id: {"base": 0.1, "told": 0.9}},
+        )
+
+    monkeypatch.setattr(WishReview, "review", merging)
+    assert await wished.worker.work_once()
+    (wish,) = await wished.record.wishes(POLICY)
+    assert wish.text == WORDS
+    assert [one.turn_id for one in wish.statements] == ["a", "b"]

@@ -12,11 +12,11 @@ import pytest_asyncio
 from store.lifecycle import Stage
 from store.record import Record
 from store.settings import Settings, read_settings
-from store.values import ScoredTurn, WishEdit
-from tests.trainer.gates import close_the_gate, open_the_gate
+from store.values import ScoredTurn, WishReading, WishScope
+from tests.trainer.gates import close_the_gate, local_trainer, open_the_gate
 from tests.trainer.test_worker import Bench
 from tests.trainer.turns import as_recorded, sampled_turn
-from trainer.version_trainer import LocalVersionTrainer
+from trainer.protocol import VersionJob
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ def settings(tiny_model: Path, tmp_path: Path) -> Settings:
         {
             "home": tmp_path / "home", "model_name": str(tiny_model), "served_model_name": BASE, "batch_size": 2,
             "lora_rank": 4, "learning_rate": 1e-3, "anchors": 1, "w_rl": 1.0, "method": "rl", "max_wait_s": 1e12,
-            "steps_per_batch": 1,
+            "passes": 1,
         }
     )  # fmt: skip
 
@@ -39,7 +39,7 @@ class People(Bench):
 
     def __init__(self, record: Record, settings: Settings) -> None:
         super().__init__(record, settings)
-        self._sampler = LocalVersionTrainer(settings).policy  # never trained: every turn is of version 0
+        self._sampler = local_trainer(settings).policy  # never trained: every turn is of version 0
 
     async def say(self, group: str, *turn_ids: str, at: float = 1_000.0) -> list[ScoredTurn]:
         policy = f"{BASE}.{group}" if group else BASE
@@ -107,8 +107,7 @@ async def test_what_one_policy_learns_is_what_it_learns_alone_to_the_bit(
     recent: list[int] = []
     for number, turns in enumerate((first, third), start=1):
         ordered: Sequence[ScoredTurn] = await record.scored_turns([turn.turn_id for turn in turns])
-        replay = await record.scored_turns(alone.trainer.draw_replay(ordered))
-        outcome = alone.trainer.attempt(ordered, replay, recent, number)
+        outcome = alone.trainer.attempt(VersionJob(number=number, turns=ordered, recent=recent))
         assert outcome.written is not None
         hashes.append(outcome.written.content_hash)
         alone.trainer.commit(number)
@@ -118,21 +117,16 @@ async def test_what_one_policy_learns_is_what_it_learns_alone_to_the_bit(
     alone.worker._thread.shutdown()
 
 
-async def test_rejections_of_one_policy_slow_down_no_other(people: People) -> None:
-    asked = people.trainer._rate
+async def test_a_rejection_of_one_policy_changes_nothing_for_another(people: People) -> None:
     close_the_gate(people.trainer)
     await people.say("ann", "a1", "a2", at=1_000.0)
     assert await people.worker.work_once()
-    slowed = people.trainer._rate
-    assert slowed < asked
     open_the_gate(people.trainer)
     await people.say("bob", "b1", "b2", at=900.0)
     assert await people.worker.work_once()
-    assert people.trainer.name == f"{BASE}.bob"
-    assert people.trainer._rate == asked
-    assert await people.worker.work_once()  # Ann's again, at the rate that her rejection left
+    assert (people.trainer.name, people.trainer.version) == (f"{BASE}.bob", 1)
+    assert await people.worker.work_once()  # Ann's again
     assert (people.trainer.name, people.trainer.version) == (f"{BASE}.ann", 2)
-    assert slowed < people.trainer._rate < asked
 
 
 async def test_a_policy_whose_step_fails_stops_no_other(
@@ -140,10 +134,10 @@ async def test_a_policy_whose_step_fails_stops_no_other(
 ) -> None:
     attempt = people.trainer.attempt
 
-    def failing(turns: Sequence[ScoredTurn], *more: object) -> object:
-        if turns[0].policy == f"{BASE}.ann":
+    def failing(job: VersionJob) -> object:
+        if job.turns[0].policy == f"{BASE}.ann":
             raise ValueError("her turns break it")
-        return attempt(turns, *more)  # type: ignore[arg-type]
+        return attempt(job)
 
     monkeypatch.setattr(people.trainer, "attempt", failing)
     await people.say("ann", "a1", "a2", at=1_000.0)
@@ -165,15 +159,18 @@ async def test_one_policy_is_paused_and_resumed(people: People) -> None:
     assert await people.served(1) == ["ann"]
 
 
-async def test_a_rollback_and_an_edit_concern_one_policy(people: People) -> None:
+async def test_a_rollback_and_a_wish_concern_one_policy(people: People) -> None:
     await people.say("ann", "a1", "a2")
     await people.say("bob", "b1", "b2")
     await people.served(2)
     await people.record.rollback(f"{BASE}.ann", 0)
     live = {name: move.version for name, move in (await people.record.aliases()).items()}
     assert live == {f"{BASE}.ann": 0, f"{BASE}.bob": 1}
-    await people.record.add_wish_edits(f"{BASE}.ann", [WishEdit(turn_id="a1", text=None)])
-    assert await people.record.wish_edits(f"{BASE}.bob") == []
+    (turn,) = await people.say("ann", "a3")
+    wish = WishReading(text="Shorter.", scope=WishScope.LASTING)
+    await people.record.add_verdict(replace(turn.verdict, wish=wish))
+    assert [one.text for one in await people.record.wishes(f"{BASE}.ann")] == ["Shorter."]
+    assert await people.record.wishes(f"{BASE}.bob") == ()
     recent = await people.record.recent_verdicts(f"{BASE}.bob", 9)
     assert [one.value for one in recent] == [-1, -1]
 

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from store.values import Completion, LogprobMode, NewTurn, Relation, ScoredTurn
+from store.values import (
+    Completion,
+    LogprobMode,
+    NewTurn,
+    Relation,
+    ScoredTurn,
+    Wish,
+    WishReading,
+    WishScope,
+    WishState,
+)
 from tests.making import make_answer, make_turn, make_verdict
 from trainer.batch import Sample, SampleKind
 from trainer.protocol import Policy
+from trainer.samples import ActiveWishes
+from wire.wish_text import add_wishes
 
 
 def sampled_turn(policy: Policy, turn_id: str, question: str, **changes: Any) -> ScoredTurn:
-    """Let the policy answer, and complain about it; ``changes`` are fields of ScoredTurn, ``verdict`` fields under that name."""
+    """Let the policy answer, and complain about it; ``changes`` are fields of ScoredTurn, ``verdict`` fields under that name.
+
+    With a ``wish_text`` the reply is one to the question with these wishes.
+    """
     messages = ({"role": "user", "content": question},)
-    prompt = policy.render(messages)
+    text, place = changes.get("wish_text", ""), changes.setdefault("wish_place", "behind")
+    prompt = policy.render(add_wishes(messages, text, place))
     temperature = changes.pop("temperature", 1.0)
     (reply,) = policy.sample([prompt], max_tokens=12, temperature=temperature, seed=len(turn_id))
     verdict: dict[str, Any] = changes.pop("verdict", {})
@@ -44,8 +60,36 @@ def sampled_turn(policy: Policy, turn_id: str, question: str, **changes: Any) ->
     return ScoredTurn(**{**fields, **changes})
 
 
+def wishing_turn(policy: Policy, turn_id: str, question: str, wish: str, **changes: Any) -> ScoredTurn:
+    """Let the policy answer, and state a lasting wish about it."""
+    reading = WishReading(text=wish, scope=WishScope.LASTING)
+    return sampled_turn(policy, turn_id, question, verdict={"wish": reading, "hint": wish}, **changes)
+
+
+def accepted(policy: Policy, turn_id: str, question: str, wish_text: str, **changes: Any) -> ScoredTurn:
+    """A reply that was served with wishes, and for which a person thanks."""
+    verdict = {"value": 1, "hint": None, **changes.pop("verdict", {})}
+    return sampled_turn(policy, turn_id, question, wish_text=wish_text, verdict=verdict, **changes)
+
+
+def make_wish(wish_id: int, text: str, state: WishState = WishState.PROMPT, **changes: Any) -> Wish:
+    """A wish of the record; ``changes`` are fields of Wish."""
+    fields: dict[str, Any] = {
+        "wish_id": wish_id,
+        "policy": "patina-tiny",
+        "state": state,
+        "text": text,
+        "edited": False,
+        "measures": {},
+        "statements": (),
+        "created_at": 1_000.0 + wish_id,
+        "changed_at": 1_000.0 + wish_id,
+    }
+    return Wish(**{**fields, **changes})
+
+
 def anchor_of(sample: Sample) -> Sample:
-    """The same reply as an anchor: its teacher is the base model without the hint."""
+    """The same reply as an anchor: its teacher is the base model without wishes."""
     return replace(
         sample,
         turn_id="anchor",
@@ -67,6 +111,8 @@ def as_recorded(turn: ScoredTurn) -> Sequence[NewTurn]:
         prompt_token_ids=turn.prompt_token_ids,
         temperature=turn.temperature,
         logprob_mode=turn.logprob_mode,
+        wish_text=turn.wish_text,
+        wish_place=turn.wish_place,
     )
     follow = make_turn(
         f"{turn.turn_id}-next",
@@ -78,3 +124,11 @@ def as_recorded(turn: ScoredTurn) -> Sequence[NewTurn]:
         next_state=make_answer(turn.turn_id, f"{turn.turn_id}-next", turn.next_text),
     )
     return first, follow
+
+
+def stated_in(wishes: ActiveWishes, turns: Iterable[ScoredTurn]) -> ActiveWishes:
+    """The wishes, stated by those of these turns that state one."""
+    stating = (
+        one.turn_id for one in turns if one.verdict.wish and one.verdict.wish.scope is WishScope.LASTING
+    )
+    return replace(wishes, stated=frozenset(stating))

@@ -69,6 +69,7 @@ CHANGES = st.fixed_dictionaries(
         "adapter_version": st.integers(0, 1000), "status_code": st.integers(200, 599), "streamed": st.booleans(),
         "reply": REPLY, "fault": st.none() | st.tuples(st.sampled_from(DropReason), TEXT),
         "temperature": st.floats(0.0, 2.0), "logprob_mode": st.sampled_from(LogprobMode), "size": st.integers(0, 2**40),
+        "wish_text": TEXT, "wish_place": st.sampled_from(["", "behind", "system"]),
     }
 )  # fmt: skip
 

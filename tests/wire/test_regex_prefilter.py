@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recorder.evidence import FORMS, MACHINES, READ_CHARS, TOPICS, find_words
 from tests.examples import examples
+from wire.evidence import FORMS, MACHINES, READ_CHARS, TOPICS, find_words
 from wire.framework_text import EVIDENCE
 from wire.regex_prefilter import PatternSet, required_literals
 

@@ -1,7 +1,7 @@
 """What the trainer at home and the training worker send each other: JSON, and the files of versions as bytes. Pure.
 
 A request says everything that an attempt depends on, so that a worker that was started a moment ago answers it like one that made the
-version before: the settings of training, the version to begin from, the state between versions, the turns.
+version before: the settings of training, what was measured of the base model, the job, and for methods that go on from a version its name.
 """
 
 from __future__ import annotations
@@ -14,26 +14,13 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from store.calibration import Calibration
 from store.errors import WireError
-from store.values import BASE_VERSION, Json, ScoredTurn
-from trainer.protocol import Edit, Outcome
+from store.values import BASE_VERSION, Json
+from trainer.protocol import Outcome, VersionJob
 
 #: Both sides have the same number, or the request is refused.
-FORMAT = 1
-#: What the worker's trainer measured of its machine; `LocalVersionTrainer` takes it back as ``pinned``.
-EFFORT = ("effort", "max_context", "micro_tokens")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """The arguments of `VersionTrainer.attempt`."""
-
-    turns: tuple[ScoredTurn, ...]
-    replay: tuple[ScoredTurn, ...]
-    recent: tuple[int, ...]
-    number: int
-    remembered: tuple[ScoredTurn, ...]
-    edits: tuple[Edit, ...]
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +29,10 @@ class TrainRequest:
 
     Attributes:
         settings: `store.settings.training_settings`.
-        policy, version, content_hash, manifest_hash: the version to begin from; hashes "": the base model.
-        state: `VersionTrainer.state`.
-        effort: what an earlier reply stated, so that an attempt does not depend on how fast the worker is now; empty: let it measure.
-        attempt: None: only describe the worker.
+        policy, version: what is live.
+        content_hash, manifest_hash: of the version whose weights to begin from; "": the base model.
+        calibration: what is known of the base model; None: let the worker measure it.
+        job: None: only describe the worker.
     """
 
     format: int = FORMAT
@@ -54,9 +41,8 @@ class TrainRequest:
     version: int = BASE_VERSION
     content_hash: str = ""
     manifest_hash: str = ""
-    state: Json = field(default_factory=dict)
-    effort: Json = field(default_factory=dict)
-    attempt: Attempt | None = None
+    calibration: Calibration | None = None
+    job: VersionJob | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +52,16 @@ class TrainReply:
     Attributes:
         error: class of `store.errors` and sentence; None: there was none.
         needs_files: the worker does not have the version to begin from: the same request, with its files, is answered.
-        notes, effort: of the worker's trainer.
-        state: what `state` is after the attempt, as long as it is not published.
+        notes, state: of the worker's trainer.
+        calibration: that it uses.
         outcome: of the attempt; its version's files come beside the reply, and its path is the worker's.
     """
 
     error: tuple[str, str] | None = None
     needs_files: bool = False
     notes: tuple[str, ...] = ()
-    effort: Json = field(default_factory=dict)
     state: Json = field(default_factory=dict)
+    calibration: Calibration | None = None
     outcome: Outcome | None = None
 
 

@@ -10,15 +10,17 @@ import shutil
 import tempfile
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from serving.models.source import with_model
+from store.calibration import write_calibration
 from store.errors import AdapterError, ConfigError, PatinaError
 from store.settings import read_settings
 from store.values import BASE_VERSION, AdapterState, AdapterVersion, Json
 from trainer.checkpoint import remove_version, store_version, version_bytes
 from trainer.protocol import Outcome
-from trainer.remote.messages import EFFORT, FORMAT, TrainReply, TrainRequest, decode, encode, request_id
+from trainer.remote.messages import FORMAT, TrainReply, TrainRequest, decode, encode, request_id
 from trainer.version_trainer import LocalVersionTrainer
 
 
@@ -32,8 +34,10 @@ class TrainingHost:
     def __init__(self, home: Path) -> None:
         self._home = home
         self._trainer: LocalVersionTrainer | None = None
-        self._made_for: tuple[Json, Json] = ({}, {})
-        self._hash = ""  # content hash of the version that the trainer is at
+        self._made_for: tuple[Json, str] = ({}, "")
+        self._hash = (
+            ""  # content hash of the version that the trainer is at, where its method goes on from it
+        )
         self._attempted: tuple[int, str] | None = (
             None  # number and content hash of the attempt that nothing was heard of
         )
@@ -66,49 +70,50 @@ class TrainingHost:
             self._trainer = None
             return encode(TrainReply(error=(AdapterError.__name__, f"{type(error).__name__}: {error}"))), {}
         text = encode(reply)
-        if asked.attempt is not None and not reply.needs_files:
+        if asked.job is not None and not reply.needs_files:
             self._last = (key, text, made)
         return text, made
 
     def _answer(self, asked: TrainRequest, files: Mapping[str, bytes]) -> tuple[TrainReply, dict[str, bytes]]:
-        trainer = self._trainer_for(asked)
-        effort = {name: trainer.state()[name] for name in EFFORT}
-        if asked.attempt is None:
-            return TrainReply(notes=trainer.notes, effort=effort), {}
-        if not self._begin_from(trainer, asked, files):
+        # What a method that begins at the base model begins from instead, `--resume-from-ckpt` at home
+        checkpoint = "" if asked.settings["method"] == "rl" else asked.content_hash
+        trainer = self._trainer
+        if trainer is None or self._made_for != (asked.settings, checkpoint):
+            if checkpoint and not files:
+                return TrainReply(needs_files=True), {}
+            trainer = self._make(asked, checkpoint, files)
+        if asked.job is None:
+            return _described(trainer), {}
+        if asked.settings["method"] != "rl":
+            trainer.name = asked.policy
+        elif not self._begin_from(trainer, asked, files):
             return TrainReply(needs_files=True), {}
-        trainer.resume(asked.state)
-        attempt = asked.attempt
-        outcome = trainer.attempt(
-            attempt.turns, attempt.replay, attempt.recent, attempt.number, attempt.remembered, attempt.edits
-        )
+        outcome = trainer.attempt(asked.job)
         made = self._take_files(outcome)
         if outcome.written is not None and not outcome.rejected:
-            self._attempted = (attempt.number, outcome.written.content_hash)
-        reply = TrainReply(notes=trainer.notes, effort=effort, state=trainer.state(), outcome=outcome)
-        return reply, made
+            self._attempted = (asked.job.number, outcome.written.content_hash)
+        return replace(_described(trainer), outcome=outcome), made
 
-    def _trainer_for(self, asked: TrainRequest) -> LocalVersionTrainer:
-        """The trainer for these settings and this effort."""
-        made_for = (asked.settings, asked.effort)
-        if (
-            self._trainer is not None
-            and (asked.settings, asked.effort or self._made_for[1]) == self._made_for
-        ):
-            return self._trainer
+    def _make(self, asked: TrainRequest, checkpoint: str, files: Mapping[str, bytes]) -> LocalVersionTrainer:
+        """The trainer for these settings."""
         self._trainer, self._hash, self._attempted, self._last = None, "", None, None
+        folder = self._home / "checkpoint"
+        if checkpoint:
+            shutil.rmtree(folder, ignore_errors=True)
+            store_version(self._home, folder.name, files, checkpoint)
+        if asked.calibration is not None:
+            write_calibration(self._home, asked.calibration)
         given = {name: value for name, value in asked.settings.items() if value is not None}
-        wanted = read_settings({**given, "home": self._home, "threads": 0, "resume_from_ckpt": ""})
-        settings, _ = with_model(wanted)
-        trainer = LocalVersionTrainer(settings, pinned=asked.effort or None)
-        measured = {name: trainer.state()[name] for name in EFFORT}
-        self._trainer, self._made_for = trainer, (made_for[0], measured)
-        return trainer
+        own = {"home": self._home, "threads": 0, "resume_from_ckpt": str(folder) if checkpoint else ""}
+        settings, _ = with_model(read_settings({**given, **own}))
+        self._trainer = LocalVersionTrainer(settings)
+        self._made_for = (asked.settings, checkpoint)
+        return self._trainer
 
     def _begin_from(
         self, trainer: LocalVersionTrainer, asked: TrainRequest, files: Mapping[str, bytes]
     ) -> bool:
-        """Be the version to begin from; returns False where its files are needed for that."""
+        """Be the version to go on from; returns False where its files are needed for that."""
         wanted = (asked.policy, asked.version, asked.content_hash)
         attempted, self._attempted = self._attempted, None
         if attempted is not None and wanted == (trainer.name, *attempted):
@@ -157,3 +162,7 @@ class TrainingHost:
     def close(self) -> None:
         """Remove what is left on the disk."""
         shutil.rmtree(self._home, ignore_errors=True)
+
+
+def _described(trainer: LocalVersionTrainer) -> TrainReply:
+    return TrainReply(notes=trainer.notes, state=trainer.state(), calibration=trainer.calibration)

@@ -1,33 +1,27 @@
-"""The trainer with its weights on a remote training worker. The record, the playbook's words and every version stay on this machine.
+"""The trainer with its weights on a remote training worker. The record and every version stay on this machine.
 
-Each attempt sends its batch (the turns with their prompts and replies, the past turns it repeats, the owner's edits) and gets the version's
-files back, which are verified like a version that was made here.
+Each attempt sends its job (turns with their prompts and replies, wishes) and gets the version's files back, which are verified like a
+version that was made here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from serving.model_digests import digest_served_model
 from store import errors
+from store.calibration import read_calibration, write_calibration
 from store.errors import AdapterError, PatinaError
 from store.settings import Settings, training_settings
-from store.values import BASE_VERSION, AdapterVersion, Json, ScoredTurn
-from trainer.checkpoint import (
-    read_state,
-    remove_version,
-    store_version,
-    verify_version,
-    version_bytes,
-)
-from trainer.policy_progress import PolicyProgress
-from trainer.protocol import Edit, Outcome, WrittenVersion
-from trainer.remote.messages import EFFORT, Attempt, TrainReply, TrainRequest, decode, encode
-from trainer.step import StepPlan
-from trainer.wish_state import WishState
+from store.values import BASE_VERSION, AdapterVersion, Json
+from trainer.checkpoint import remove_version, store_version, verify_version, version_bytes
+from trainer.plan import StepPlan
+from trainer.protocol import AttemptPhase, Outcome, VersionJob, WrittenVersion
+from trainer.remote.messages import TrainReply, TrainRequest, decode, encode
 
 
 class Connection(Protocol):
@@ -49,11 +43,12 @@ class Connection(Protocol):
         ...
 
 
-class RemoteVersionTrainer(PolicyProgress):
+class RemoteVersionTrainer:
     """The policy on a training worker, between steps.
 
-    Args:
-        pinned: as for `LocalVersionTrainer`.
+    Attributes:
+        name, version: of what is live.
+        phase: what the attempt under way does now; read from another thread.
 
     Raises:
         ConfigError: the worker cannot load the model, or cannot be reached as this is set up.
@@ -61,82 +56,48 @@ class RemoteVersionTrainer(PolicyProgress):
         AdapterError: ``--resume-from-ckpt`` names no version of this model.
     """
 
-    def __init__(self, settings: Settings, connection: Connection, *, pinned: Json | None = None) -> None:
-        super().__init__(settings, StepPlan.of(settings), WishState())
+    def __init__(self, settings: Settings, connection: Connection) -> None:
+        self._settings = settings
         self._connection = connection
-        self._settings_sent = training_settings(settings)
-        self._effort: Json = {name: pinned[name] for name in EFFORT} if pinned is not None else {}
-        self._from: WrittenVersion | None = None
+        self._begins_at_base = StepPlan.of(settings).begins_at_base
+        self.name, self.version = settings.policy, BASE_VERSION
+        self.phase = AttemptPhase()
+        self._calibration = read_calibration(settings.home)
+        self._from = self._checkpoint()
         self._written: WrittenVersion | None = None
-        self._notes: tuple[str, ...] = ()
         self.check()
-        if settings.resume_from_ckpt:
-            self._resume_from_checkpoint()
 
     @property
     def notes(self) -> tuple[str, ...]:
         return (
             f"trains on {self._connection.place}: the turns of each batch leave this machine for it",
-            *self._notes,
+            *self._worker.notes,
         )
 
     def check(self) -> None:
         """Raises: UpstreamError when the worker is away, ConfigError when it cannot train this model."""
-        reply, _ = self._ask(
-            TrainRequest(settings=self._settings_sent, policy=self.name, effort=self._effort)
-        )
-        self._effort, self._notes = reply.effort, reply.notes
+        self._worker, _ = self._ask(None)
 
     def state(self) -> Json:
-        return {**super().state(), **self._effort}
+        """See `BaseVersionTrainer.state`; of the worker."""
+        return self._worker.state
 
-    def attempt(
-        self,
-        turns: Sequence[ScoredTurn],
-        replay: Sequence[ScoredTurn],
-        recent: Sequence[int],
-        number: int,
-        remembered: Sequence[ScoredTurn] = (),
-        edits: Sequence[Edit] = (),
-    ) -> Outcome:
+    def attempt(self, job: VersionJob) -> Outcome:
         """See `BaseVersionTrainer.attempt`.
 
         Raises:
             UpstreamError: the worker cannot be reached; the same attempt may be made again.
             AdapterError: the worker failed, or what it sent is not a version of this model.
         """
-        begin = self._from
-        self._enter("training worker")
-        reply, files = self._ask(
-            TrainRequest(
-                settings=self._settings_sent,
-                policy=self.name,
-                version=self.version,
-                content_hash=begin.content_hash if begin else "",
-                manifest_hash=begin.manifest_hash if begin else "",
-                state=self.state(),
-                effort=self._effort,
-                attempt=Attempt(
-                    turns=tuple(turns),
-                    replay=tuple(replay),
-                    recent=tuple(recent),
-                    number=number,
-                    remembered=tuple(remembered),
-                    edits=tuple(edits),
-                ),
-            )
-        )
-        outcome = reply.outcome
+        self.phase = AttemptPhase("training worker", time.time())
+        self._worker, files = self._ask(job)
+        outcome = self._worker.outcome
         if outcome is None:
             raise AdapterError("the training worker answered an attempt without an outcome")
         if outcome.written is None:
             return outcome
         written = self._store(outcome.written, files)
-        if outcome.rejected:
-            self._set_rate(float(reply.state["learning_rate"]))
-            self._rejected_in_a_row = int(reply.state["rejected_in_a_row"])
-        else:
-            self._written = written
+        self._written = None if outcome.rejected else written
         return replace(outcome, written=written)
 
     def _store(self, made: WrittenVersion, files: Mapping[str, bytes]) -> WrittenVersion:
@@ -155,18 +116,32 @@ class RemoteVersionTrainer(PolicyProgress):
             raise
         return written
 
-    def _ask(self, request: TrainRequest) -> tuple[TrainReply, dict[str, bytes]]:
-        """Send a request, with the files of the version to begin from where the worker needs them.
+    def _ask(self, job: VersionJob | None) -> tuple[TrainReply, dict[str, bytes]]:
+        """Send a request, with the files of what to begin from where the worker needs them.
 
         Raises:
             PatinaError: what the worker reports, as the same class.
         """
-        text = encode(request)
+        begin = self._from
+        text = encode(
+            TrainRequest(
+                settings=training_settings(self._settings),
+                policy=self.name,
+                version=self.version,
+                content_hash=begin.content_hash if begin else "",
+                manifest_hash=begin.manifest_hash if begin else "",
+                calibration=self._calibration,
+                job=job,
+            )
+        )
         reply, files = self._call(text, {})
         if reply.needs_files:
-            if self._from is None:
+            if begin is None:
                 raise AdapterError("the training worker asked for the files of the base model")
-            reply, files = self._call(text, version_bytes(self._from.path))
+            reply, files = self._call(text, version_bytes(begin.path))
+        if reply.calibration is not None and reply.calibration != self._calibration:
+            self._calibration = reply.calibration
+            write_calibration(self._settings.home, reply.calibration)  # the gateway reads it
         return reply, files
 
     def _call(self, text: str, files: Mapping[str, bytes]) -> tuple[TrainReply, dict[str, bytes]]:
@@ -180,10 +155,10 @@ class RemoteVersionTrainer(PolicyProgress):
 
     def commit(self, number: int) -> None:
         """The attempt was published as this version."""
-        assert self._written is not None  # `attempt` made it
-        self._from, self._written = self._written, None
+        if not self._begins_at_base:
+            self._from = self._written
+        self._written = None
         self.version = number
-        self._take_state(read_state(self._from.path))
 
     def revert(self) -> None:
         """Let the next attempt begin where this one did; the worker sees it by the version that is named to it."""
@@ -202,28 +177,28 @@ class RemoteVersionTrainer(PolicyProgress):
             manifest_hash=adapter.manifest_hash,
             model=digest_served_model(self._settings.model_path),
         )
-        self._keep_progress()
-        self._begin_from(folder, adapter.content_hash, adapter.manifest_hash)
-        self._resume(adapter.policy, adapter.version)
+        self._written = None
+        if not self._begins_at_base:
+            self._from = WrittenVersion(
+                path=folder, content_hash=adapter.content_hash, manifest_hash=adapter.manifest_hash
+            )
+        self.name, self.version = adapter.policy, adapter.version
 
     def reset(self, name: str) -> None:
         """Be the base model, with nothing learnt, as version 0 of the policy ``name``."""
-        self._keep_progress()
-        self._from = self._written = None
-        self._take_state({})
-        if self.name != name == self._settings.policy and self._settings.resume_from_ckpt:
-            self._resume_from_checkpoint()
-        self._resume(name, BASE_VERSION)
+        self._written = None
+        if not self._begins_at_base:
+            is_back = self.name != name == self._settings.policy
+            self._from = self._checkpoint() if is_back else None
+        self.name, self.version = name, BASE_VERSION
 
-    def _resume_from_checkpoint(self) -> None:
+    def _checkpoint(self) -> WrittenVersion | None:
+        """What ``--resume-from-ckpt`` names."""
+        if not self._settings.resume_from_ckpt:
+            return None
         folder = Path(self._settings.resume_from_ckpt).expanduser()
         digest = verify_version(folder, model=digest_served_model(self._settings.model_path))
-        self._begin_from(folder, digest, "")
-
-    def _begin_from(self, folder: Path, content_hash: str, manifest_hash: str) -> None:
-        self._written = None
-        self._from = WrittenVersion(path=folder, content_hash=content_hash, manifest_hash=manifest_hash)
-        self._take_state(read_state(folder))
+        return WrittenVersion(path=folder, content_hash=digest, manifest_hash="")
 
     def remove(self, folder: Path) -> None:
         """Remove a version's files for good. Raises: AdapterError."""

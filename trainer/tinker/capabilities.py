@@ -1,7 +1,7 @@
 """What a Tinker server can do for training: tried with a few tokens at start, shown in `status`.
 
-Tinker's documents promise sums as losses, log-probabilities of any prompt, and of any tokens at any position of it. Servers of one's own
-lack some. What is missing decides how the directive term is computed, and whether a method can be had at all.
+Tinker's documents promise sums as losses, log-probabilities of any prompt, and of the likeliest tokens at any position of it. Servers of
+one's own lack some. What is missing decides how the directive term is computed, and whether a method can be had at all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tinker
@@ -22,8 +22,6 @@ from store.errors import ConfigError, TheirError
 from store.settings import Settings
 from trainer.tinker.link import TinkerConnection
 
-#: What the directive term is computed on: the student's likeliest tokens, the teacher's, or the sampled ones alone.
-Support = Literal["student", "teacher", "token"]
 #: Log-probabilities of one model, computed in two ways on one server, may differ by so much.
 _SAME = 0.05
 #: What SkyRL's server calls itself. It divides a sequence's loss by its number of tokens, and a step by its number of sequences.
@@ -35,24 +33,15 @@ class TinkerCapabilities:
     """What was found.
 
     Attributes:
-        top: the likeliest tokens at each position of a prompt (`topk_prompt_logprobs`).
-        named: the log-probabilities of chosen tokens there (`target_prompt_logprobs`).
-        wide: gradients for several tokens a position, through `cross_entropy` with weights of either sign.
+        support: the likeliest tokens at each position of a prompt (`topk_prompt_logprobs`), and gradients for several tokens a position,
+            through `cross_entropy` with weights of either sign: what a divergence on the teacher's likeliest tokens needs.
         means: losses are means over a sequence's tokens and over sequences, not sums as documented.
         greedy_is_raw: log-probabilities of a greedy reply are those of the model.
     """
 
-    top: bool
-    named: bool
-    wide: bool
+    support: bool
     means: bool
     greedy_is_raw: bool
-
-    def support(self, wanted: Literal["student", "teacher"]) -> Support:
-        """What the directive term can be computed on."""
-        if not (self.top and self.wide):
-            return "token"
-        return wanted if self.named or wanted == "teacher" else "teacher"
 
 
 def find_capabilities(
@@ -79,13 +68,9 @@ def find_capabilities(
     means = settings.learning.tinker_gradients == "means" or (
         settings.learning.tinker_gradients == "auto" and _calls_itself(settings) == _SKYRL
     )
-    top = named = wide = False
-    if (
-        not means
-    ):  # that server knows none of these, and a request that it does not expect may cost it its life
-        top, named = _top(link, client, prompt, whole), _named(link, client, prompt, tokens, whole)
-        wide = _wide(link, training, tokens)
-    return TinkerCapabilities(top=top, named=named, wide=wide, means=means, greedy_is_raw=greedy_is_raw)
+    # a server with means knows none of these, and a request that it does not expect may cost it its life
+    support = not means and _top(link, client, prompt, whole) and _wide(link, training, tokens)
+    return TinkerCapabilities(support=support, means=means, greedy_is_raw=greedy_is_raw)
 
 
 _PROMPT = (3, 4, 5, 6)
@@ -104,7 +89,14 @@ def _sampled(link: TinkerConnection, client: tinker.SamplingClient) -> types.Sam
 def _top(
     link: TinkerConnection, client: tinker.SamplingClient, prompt: types.ModelInput, whole: list[float]
 ) -> bool:
-    found = _tried(link, client, prompt, topk_prompt_logprobs=2)
+    asked = client.sample(
+        prompt=prompt,
+        num_samples=1,
+        sampling_params=types.SamplingParams(max_tokens=1, seed=0),
+        include_prompt_logprobs=True,
+        topk_prompt_logprobs=2,
+    )
+    found = _unless_refused(link, asked)
     matrix = None if found is None else found.topk_prompt_logprobs_np
     return (
         matrix is not None
@@ -113,30 +105,10 @@ def _top(
     )
 
 
-def _named(
-    link: TinkerConnection,
-    client: tinker.SamplingClient,
-    prompt: types.ModelInput,
-    tokens: list[int],
-    whole: list[float],
-) -> bool:
-    wanted = types.TensorData.from_numpy(np.array(tokens[1:], dtype=np.int64)[:, None])
-    found = _tried(link, client, prompt, target_prompt_logprobs=wanted)
-    values = None if found is None else found.target_prompt_logprobs
-    return values is not None and _same(list(values.data), whole[1:])
-
-
-def _tried(
-    link: TinkerConnection, client: tinker.SamplingClient, prompt: types.ModelInput, **more: Any
-) -> types.SampleResponse | None:
-    """None: the server refuses."""
-    params = types.SamplingParams(max_tokens=1, seed=0)
+def _unless_refused(link: TinkerConnection, future: Any) -> Any:
+    """The result; None: the server refuses."""
     try:
-        asked = client.sample(
-            prompt=prompt, num_samples=1, sampling_params=params, include_prompt_logprobs=True, **more
-        )
-        response: types.SampleResponse = link.wait([asked])[0]
-        return response
+        return link.wait([future])[0]
     except TheirError as exc:
         if isinstance(exc.__cause__, tinker.TinkerError):
             return None
@@ -154,12 +126,9 @@ def _wide(link: TinkerConnection, training: tinker.TrainingClient, tokens: list[
             "weights": types.TensorData.from_numpy(weights),
         },
     )
-    try:
-        output = link.wait([training.forward([datum], "cross_entropy")])[0]
-    except TheirError as exc:
-        if isinstance(exc.__cause__, tinker.TinkerError):
-            return False
-        raise
+    output = _unless_refused(link, training.forward([datum], "cross_entropy"))
+    if output is None:
+        return False
     logprobs = np.array(output.loss_fn_outputs[0]["logprobs"].data)
     if logprobs.size != targets.size:
         return False

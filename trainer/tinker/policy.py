@@ -6,7 +6,7 @@ Rules of the room:
 - Everything is read at temperature 1: a Tinker server scores prompts at no other.
 - What reads the policy asks sampling clients, many requests at once; the training client only trains. So base, teacher and student are
   compared on one engine.
-- Whole distributions are never seen. Where they are asked for, they are known on some tokens and one bin for all others.
+- Whole distributions are never seen: a teacher is known on its likeliest tokens, or on those of the reply alone.
 
 Shapes: P prompt tokens, C completion tokens, B batch, K size of a token support.
 """
@@ -18,7 +18,7 @@ import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,27 +30,19 @@ from torch import Tensor
 
 from serving.tinker.local_tokenizer import load_local_tokenizer
 from serving.tinker.version import FILE, TinkerVersion, read_version
-from store.errors import AdapterError, AlignmentError, ConfigError
+from store.errors import AdapterError, AlignmentError
 from store.settings import Settings
 from trainer.batch import GREEDY_BELOW
-from trainer.losses import (
-    LOG_ZERO,
-    NO_RESIDUAL,
-    Residual,
-    kl_k3,
-    topk_overlap,
-    unlearnt,
-    with_residual,
-    with_tail,
-)
-from trainer.protocol import LEAST_SHIFT, Change, HintScore, Reply, Weights
+from trainer.protocol import Reply, TeacherScore, Weights
 from trainer.texts import Texts
-from trainer.tinker.capabilities import Support, TinkerCapabilities
+from trainer.tinker.capabilities import TinkerCapabilities
 from trainer.tinker.link import TinkerConnection
 
 #: Context to assume where the server does not say: what the smallest models of today have.
 _DEFAULT_CONTEXT = 32_768
 _SEEDS = 2**31 - 1
+#: What a server writes where it lists fewer than the K likeliest tokens is below this.
+_UNUSED = -1e4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,32 +51,6 @@ class Saved:
 
     sampler_path: str = ""
     state_path: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TeacherScore:
-    """A teacher's log-probabilities of a response, as far as the server reports them.
-
-    Attributes:
-        logprobs: q [C], of the response's tokens.
-        support_ids: [C, K] int64, or None: only the response's tokens are known.
-        support_logprobs: [C, K] the teacher's.
-        overlap: see `trainer.protocol.HintScore`.
-    """
-
-    logprobs: Tensor
-    support_ids: Tensor | None = None
-    support_logprobs: Tensor | None = None
-    overlap: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """A response with the prompt that the student sees and the one that the teacher sees."""
-
-    prompt: tuple[int, ...]
-    hinted: tuple[int, ...]
-    response: tuple[int, ...]
 
 
 class TinkerPolicy(Texts):
@@ -104,8 +70,6 @@ class TinkerPolicy(Texts):
         link: TinkerConnection,
         base_model: str,
         context: int | None,
-        *,
-        top_k: int = 20,
     ) -> None:
         # as the serving side has it: both have to write the same prompts
         text = load_local_tokenizer(settings.model_path)
@@ -116,18 +80,16 @@ class TinkerPolicy(Texts):
         self.window = None
         self.vocabulary_size = text.vocabulary.size
         self.end_ids = text.end_ids
+        self.sampling_temperature = 1.0
         self.learning_rate = settings.resolved_learning_rate
         self._rank, self._seed = settings.lora_rank, settings.seed
         self._teacher = settings.teacher_model_name
-        self._top_k = top_k
-        self._support_of = settings.learning.support_of
         self._saved = Saved()
         self._training: tinker.TrainingClient | None = None
         self._moved = False
         self._finite = True
         self._name = ""
         self._fresh = ""
-        self._taught: dict[Pair, TeacherScore] = {}
         self._abilities: TinkerCapabilities | None = None
 
     # -- what is there
@@ -140,11 +102,6 @@ class TinkerPolicy(Texts):
     @abilities.setter
     def abilities(self, found: TinkerCapabilities) -> None:
         self._abilities = found
-
-    @property
-    def support(self) -> Support:
-        """What a directive term can be computed on."""
-        return self.abilities.support(self._support_of)
 
     @property
     def saved(self) -> Saved:
@@ -174,7 +131,6 @@ class TinkerPolicy(Texts):
         """The training client holds other weights than the ones saved, or gradients of an unfinished step."""
         self._moved, self._fresh = True, ""
         self._finite = is_finite
-        self._taught.clear()
 
     def is_finite(self) -> bool:
         """Whether the weights answer with numbers, as far as the last step saw."""
@@ -183,8 +139,6 @@ class TinkerPolicy(Texts):
     def _client(self, weights: Weights) -> tinker.SamplingClient:
         if weights is Weights.TEACHER:
             return self.link.base_client(self._teacher)
-        if weights is Weights.EMA:
-            raise ConfigError("a Tinker server keeps no moving average: --teacher base or live")
         path = self._sampler_path() if weights is Weights.STUDENT else ""
         return self.link.client_of(path) if path else self.link.base_client(self.base_model)
 
@@ -266,9 +220,7 @@ class TinkerPolicy(Texts):
         Raises:
             AlignmentError: another temperature; an empty prompt or response, or more tokens than the context holds.
         """
-        heat = [temperature] if isinstance(temperature, int | float) else temperature
-        if any(value != 1.0 for value in heat):
-            raise AlignmentError("a Tinker server tells log-probabilities at temperature 1 only")
+        _check_temperature([temperature] if isinstance(temperature, int | float) else temperature)
         return self._padded_logprobs(self._client(weights), prompts, responses)
 
     def trained_logprobs(self, token_ids: Sequence[int]) -> list[float]:
@@ -324,10 +276,27 @@ class TinkerPolicy(Texts):
                     f"{len(prompt)} prompt and {len(response)} response tokens exceed the context of {self.max_context}"
                 )
 
-    def _likeliest(
-        self, weights: Weights, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Ids and log-probabilities of the K likeliest tokens at each position of each response, [C, K] each."""
+    def teacher_scores(
+        self,
+        prompts: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        weights: Weights,
+        *,
+        temperature: Sequence[float],
+        top_k: int,
+    ) -> list[TeacherScore]:
+        """See `trainer.policy.LocalPolicy.teacher_scores`; of the responses' tokens alone where the server tells no others.
+
+        Raises:
+            AlignmentError: as :meth:`response_logprobs`.
+        """
+        _check_temperature(temperature)
+        if not self.abilities.support:
+            values, _ = self.response_logprobs(prompts, responses, weights)
+            return [
+                TeacherScore(logprobs=row[: len(one)]) for row, one in zip(values, responses, strict=True)
+            ]
+        self._check(prompts, responses)
         client = self._client(weights)
         asked = [
             client.sample(
@@ -335,243 +304,24 @@ class TinkerPolicy(Texts):
                 num_samples=1,
                 sampling_params=types.SamplingParams(max_tokens=1, seed=0),
                 include_prompt_logprobs=True,
-                topk_prompt_logprobs=self._top_k,
+                topk_prompt_logprobs=top_k,
             )
             for prompt, response in zip(prompts, responses, strict=True)
         ]
-        found = []
+        scores = []
         for answer, response in zip(self.link.wait(asked), responses, strict=True):
-            top = answer.topk_prompt_logprobs_np
+            count, top = len(response), answer.topk_prompt_logprobs_np
             if top is None:
                 raise AlignmentError("the Tinker server did not tell the likeliest tokens")
-            found.append(
-                (
-                    torch.from_numpy(top.token_ids[-len(response) :].astype(np.int64)),
-                    torch.from_numpy(top.logprobs[-len(response) :].astype(np.float32)),
-                )
-            )
-        return found
-
-    def _named(
-        self,
-        weights: Weights,
-        prompts: Sequence[Sequence[int]],
-        ids: Sequence[Tensor],
-        responses: Sequence[Sequence[int]],
-    ) -> list[Tensor]:
-        """Log-probabilities [C, M] of the tokens ``ids`` [C, M] at each position of each response."""
-        client = self._client(weights)
-        asked = []
-        for prompt, wanted, response in zip(prompts, ids, responses, strict=True):
-            # Row i is about position i + 1; what is -1 is not computed.
-            rows = np.full((len(prompt) + len(response) - 1, wanted.shape[1]), -1, dtype=np.int64)
-            rows[len(prompt) - 1 :] = wanted.numpy()
-            asked.append(
-                client.sample(
-                    prompt=_input((*prompt, *response)),
-                    num_samples=1,
-                    sampling_params=types.SamplingParams(max_tokens=1, seed=0),
-                    target_prompt_logprobs=types.TensorData.from_torch_sparse(
-                        torch.from_numpy(rows), pad_value=-1
-                    ),
-                )
-            )
-        found = []
-        for answer, wanted in zip(self.link.wait(asked), ids, strict=True):
-            values = answer.target_prompt_logprobs
-            if values is None:
-                raise AlignmentError("the Tinker server did not tell the log-probabilities it was asked for")
-            # dense or sparse: what was named comes in its order
-            flat = torch.tensor(values.data, dtype=torch.float32)
-            if values.sparse_crow_indices is None:
-                flat = flat.reshape(-1, wanted.shape[1])[-len(wanted) :]
-            found.append(flat.reshape(wanted.shape))
-        return found
-
-    # -- the teacher
-
-    def score_with_hint(
-        self,
-        prompts: Sequence[Sequence[int]],
-        hinted: Sequence[Sequence[int]],
-        responses: Sequence[Sequence[int]],
-        *,
-        teacher: Weights,
-        residual: Residual,
-        temperature: Sequence[float],
-        top_k: int,
-    ) -> list[HintScore]:
-        """See `trainer.policy.LocalPolicy.score_with_hint`; ``top_k`` is the trainer's."""
-        if any(value != 1.0 for value in temperature):
-            raise AlignmentError("a Tinker server tells log-probabilities at temperature 1 only")
-        pairs = [
-            Pair(prompt=tuple(p), hinted=tuple(h), response=tuple(r))
-            for p, h, r in zip(prompts, hinted, responses, strict=True)
-        ]
-        return [
-            HintScore(logprobs=tuple(taught.logprobs.tolist()), overlap=taught.overlap)
-            for taught in self.taught(pairs, teacher=teacher, residual=residual)
-        ]
-
-    def taught(self, pairs: Sequence[Pair], *, teacher: Weights, residual: Residual) -> list[TeacherScore]:
-        """What the teacher says of each response, before the step. What was asked once is not asked again."""
-        self._check([pair.hinted for pair in pairs], [pair.response for pair in pairs])
-        new = [pair for pair in dict.fromkeys(pairs) if pair not in self._taught]
-        if new:
-            residual = residual if teacher is Weights.BASE else NO_RESIDUAL
-            self._taught |= dict(zip(new, self._ask_teacher(new, teacher, residual), strict=True))
-        return [self._taught[pair] for pair in pairs]
-
-    def _ask_teacher(self, pairs: Sequence[Pair], teacher: Weights, residual: Residual) -> list[TeacherScore]:
-        prompts = [pair.prompt for pair in pairs]
-        hinted = [pair.hinted for pair in pairs]
-        responses = [pair.response for pair in pairs]
-        if self.support == "token":
-            return self._ask_about_tokens(prompts, hinted, responses, teacher, residual)
-        top_teacher = self._likeliest(teacher, hinted, responses)
-        top_student = self._likeliest(Weights.STUDENT, prompts, responses)
-        overlaps = [
-            float(topk_overlap(mine, theirs).mean())
-            for (mine, _), (theirs, _) in zip(top_student, top_teacher, strict=True)
-        ]
-        of_student = self.support == "student"
-        supports = [ids for ids, _ in (top_student if of_student else top_teacher)]
-        own = [torch.tensor(response)[:, None] for response in responses]
-        if not self.abilities.named:
-            # The base model's values without the hint are unknown here: the teacher gets no residual.
-            logprobs, _ = self._padded_logprobs(self._client(teacher), hinted, responses)
-            return [
+            values = torch.from_numpy(top.logprobs[-count:].astype(np.float32))
+            scores.append(
                 TeacherScore(
-                    logprobs=logprobs[i, : len(pair.response)],
-                    support_ids=ids,
-                    support_logprobs=top,
-                    overlap=overlap,
+                    logprobs=_tail_of(answer.prompt_logprobs, count),
+                    support_ids=torch.from_numpy(top.token_ids[-count:].astype(np.int64)),
+                    support_logprobs=values.masked_fill(values < _UNUSED, -math.inf),
                 )
-                for i, (pair, (ids, top), overlap) in enumerate(
-                    zip(pairs, top_teacher, overlaps, strict=True)
-                )
-            ]
-        # The response's own token beside the support; where it is in it already, once is enough.
-        wanted = [torch.cat([ids, mine], dim=-1) for ids, mine in zip(supports, own, strict=True)]
-        places = [_place(ids == mine) for ids, mine in zip(supports, own, strict=True)]
-        values = self._named(teacher, hinted, wanted, responses)
-        if residual:
-            plain = self._named(Weights.BASE, prompts, wanted, responses)
-            student = self._named(Weights.STUDENT, prompts, wanted, responses)
-            values = [
-                with_residual_on_bins(h, p, s, residual, place)
-                for h, p, s, place in zip(values, plain, student, places, strict=True)
-            ]
-        return [
-            TeacherScore(
-                logprobs=value[:, -1], support_ids=ids, support_logprobs=value[:, :-1], overlap=overlap
             )
-            for value, ids, overlap in zip(values, supports, overlaps, strict=True)
-        ]
-
-    def _ask_about_tokens(
-        self,
-        prompts: Sequence[Sequence[int]],
-        hinted: Sequence[Sequence[int]],
-        responses: Sequence[Sequence[int]],
-        teacher: Weights,
-        residual: Residual,
-    ) -> list[TeacherScore]:
-        logprobs, _ = self._padded_logprobs(self._client(teacher), hinted, responses)
-        if residual:
-            plain, _ = self._padded_logprobs(self._client(Weights.BASE), prompts, responses)
-            student, _ = self._padded_logprobs(self._client(Weights.STUDENT), prompts, responses)
-            nowhere = torch.full((logprobs.numel(),), -1)
-            logprobs = with_residual_on_bins(
-                logprobs.reshape(-1, 1), plain.reshape(-1, 1), student.reshape(-1, 1), residual, nowhere
-            ).reshape(logprobs.shape)
-        return [TeacherScore(logprobs=logprobs[i, : len(response)]) for i, response in enumerate(responses)]
-
-    # -- the gate's measures
-
-    def changes(
-        self,
-        before: Sequence[Sequence[int]],
-        after: Sequence[Sequence[int]],
-        responses: Sequence[Sequence[int]],
-        *,
-        before_weights: Weights = Weights.BASE,
-        after_weights: Weights = Weights.BASE,
-    ) -> list[Change]:
-        """How the distributions along each response differ, as far as the server gives them.
-
-        Of the likeliest tokens of both and one bin for the rest; on servers without them, of the response's own token and one bin: a
-        lower bound of what `LocalPolicy.changes` measures.
-        """
-        if self.abilities.top:
-            tops = zip(
-                self._likeliest(before_weights, before, responses),
-                self._likeliest(after_weights, after, responses),
-                strict=True,
-            )
-            return [change_of_likeliest(first, second) for first, second in tops]
-        first, mask = self.response_logprobs(before, responses, before_weights)
-        second, _ = self.response_logprobs(after, responses, after_weights)
-        found = []
-        for row, response in enumerate(responses):
-            p, q = first[row][mask[row]].double().exp(), second[row][mask[row]].double().exp()
-            bins = torch.stack([torch.stack([p, 1 - p]), torch.stack([q, 1 - q])]).clamp(min=1e-12)
-            middle = bins.mean(dim=0)
-            divergence = 0.5 * (bins * (bins.log() - middle.log())).sum(dim=(0, 1))
-            shifts = {
-                (place, token): float(moved)
-                for place, (token, moved) in enumerate(zip(response, q - p, strict=True))
-                if abs(float(moved)) >= LEAST_SHIFT
-            }
-            found.append(Change(peak=float(divergence.max()), shifts=shifts))
-        return found
-
-    @property
-    def sees_distributions(self) -> bool:
-        """Whether `changes` sees more than the response's own tokens."""
-        return self.abilities.top
-
-    def entropy_and_kl(
-        self,
-        prompts: Sequence[Sequence[int]],
-        responses: Sequence[Sequence[int]],
-        weights: Weights,
-        *,
-        kl: bool,
-    ) -> tuple[list[float], list[float]]:
-        """Mean entropy and KL to base along each response, nats a token; KL is 0 where it is not asked for.
-
-        Of the K likeliest tokens and one bin for the rest: a lower bound, close where a model is nearly certain. On servers that
-        do not tell the likeliest tokens, the surprise of the response's tokens, and the k3 estimate on them.
-        """
-        nothing = [0.0] * len(responses)
-        if not self.abilities.top:
-            own, mask = self.response_logprobs(prompts, responses, weights)
-            surprise = [float(-own[i][mask[i]].mean()) for i in range(len(own))]
-            return surprise, self._k3(own, mask, prompts, responses) if kl else nothing
-        top = self._likeliest(weights, prompts, responses)
-        entropies = []
-        for _, values in top:
-            bins = with_tail(values.double())
-            entropies.append(float(-(bins.exp() * bins).sum(dim=-1).mean()))
-        if not kl:
-            return entropies, nothing
-        if not self.abilities.named:
-            own, mask = self.response_logprobs(prompts, responses, weights)
-            return entropies, self._k3(own, mask, prompts, responses)
-        base = self._named(Weights.BASE, prompts, [ids for ids, _ in top], responses)
-        divergences = []
-        for (_, values), plain in zip(top, base, strict=True):
-            s, p = with_tail(values.double()), with_tail(plain.double())
-            divergences.append(float((s.exp() * (s - p)).sum(dim=-1).mean()))
-        return entropies, divergences
-
-    def _k3(
-        self, own: Tensor, mask: Tensor, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
-    ) -> list[float]:
-        base, _ = self.response_logprobs(prompts, responses, Weights.BASE)
-        values = kl_k3(own, base)
-        return [float(values[i][mask[i]].mean()) for i in range(len(own))]
+        return scores
 
     # -- state
 
@@ -588,7 +338,6 @@ class TinkerPolicy(Texts):
             self._training = None
             self.link.end_training()
         self._saved, self._moved, self._finite, self._fresh = saved, False, True, ""
-        self._taught.clear()
 
     @contextmanager
     def as_it_was(self, state: Mapping[str, Any]) -> Iterator[None]:
@@ -653,38 +402,9 @@ class TinkerPolicy(Texts):
         self._settle(self._saved)
 
 
-def with_residual_on_bins(
-    hinted: Tensor, base: Tensor, student: Tensor, residual: Residual, place: Tensor
-) -> Tensor:
-    """`trainer.losses.with_residual` where only some tokens are known: on these and one bin for all others, [N, M].
-
-    Args:
-        hinted, base, student: [N, M] log-probabilities of M tokens.
-        place: [N] where among the others the last of the M is once more, and no bin of its own; -1: nowhere.
-
-    Returns:
-        [N, M] the teacher's log-probabilities of the same tokens; NaN where something is not known.
-    """
-    is_twice = place >= 0
-
-    def bins(values: Tensor) -> Tensor:
-        last = torch.where(is_twice, LOG_ZERO, values[:, -1].double())
-        return with_tail(torch.cat([values[:, :-1].double(), last[:, None]], dim=-1))
-
-    h, p, s = bins(hinted), bins(base), bins(student)
-    taught = with_residual(h, p, s, replace(residual, min_p=0.0))
-    if hinted.shape[-1] > 1:
-        # The bin of all others is no token: what is likely is so beside other tokens, and one alone gives no information.
-        named = unlearnt(taught[:, :-1], [part[:, :-1] for part in (h, p, s)], residual.min_p)
-        taught = torch.cat([named, taught[:, -1:]], dim=-1)
-    result = torch.log_softmax(taught, dim=-1)[:, :-1]
-    there = result.gather(-1, place.clamp(min=0)[:, None]).squeeze(-1)
-    return torch.cat([result[:, :-1], torch.where(is_twice, there, result[:, -1])[:, None]], dim=-1).float()
-
-
-def _place(is_it: Tensor) -> Tensor:
-    """Column of the first True of each row [N, K]; -1 where there is none."""
-    return torch.where(is_it.any(dim=-1), is_it.int().argmax(dim=-1), -1)
+def _check_temperature(temperatures: Sequence[float]) -> None:
+    if any(value != 1.0 for value in temperatures):
+        raise AlignmentError("a Tinker server tells log-probabilities at temperature 1 only")
 
 
 def _input(tokens: Sequence[int]) -> types.ModelInput:
@@ -702,33 +422,3 @@ def _tail_of(found: Any, count: int) -> Tensor:
             f"the Tinker server returned {0 if found is None else len(found)} log-probabilities for {count}"
         )
     return torch.tensor([math.nan if value is None else float(value) for value in found[-count:]])
-
-
-def change_of_likeliest(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Change:
-    """The change between two distributions along a response that are known by their likeliest tokens.
-
-    A token that only one side lists has no probability on the other: there it is below every listed one.
-
-    Args:
-        before, after: ids and log-probabilities, [C, K] each.
-    """
-    peak = 0.0
-    shifts: dict[tuple[int, int], float] = {}
-    for place in range(len(before[0])):
-        p, q = (
-            {
-                int(i): math.exp(v)
-                for i, v in zip(ids[place].tolist(), logs[place].tolist(), strict=True)
-                if i >= 0
-            }
-            for ids, logs in (before, after)
-        )
-        pairs = {token: (p.get(token, 0.0), q.get(token, 0.0)) for token in p.keys() | q.keys()}
-        rest = (max(0.0, 1.0 - sum(p.values())), max(0.0, 1.0 - sum(q.values())))
-        divergence = 0.0
-        for a, b in (*pairs.values(), rest):
-            middle = (a + b) / 2
-            divergence += 0.5 * sum(x * math.log(x / middle) for x in (a, b) if x > 0)
-        peak = max(peak, divergence)
-        shifts |= {(place, token): b - a for token, (a, b) in pairs.items() if abs(b - a) >= LEAST_SHIFT}
-    return Change(peak=peak, shifts=shifts)

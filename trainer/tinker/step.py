@@ -1,15 +1,14 @@
-"""One training step on a Tinker server: `trainer.step.train` where the weights are far away.
+"""The optimizer steps of a version on a Tinker server: `trainer.step.train` where the weights are far away.
 
 **The objective is ours, the back-propagation theirs.** The server tells the log-probabilities s of the tokens; our own loss
 (`trainer.objective.compute_support_loss`, the very formulas of the local trainer) is differentiated by them here, and what is sent is the
 linear loss whose gradient is g · ∇s. Clipping, dual clip, staleness, the KL penalty and all means are thus exactly the local trainer's,
-whatever the server's own losses look like. It is what the SDK's `forward_backward_custom` does, with its forward pass shared between
-the trust region, the metrics and the next inner step.
+whatever the server's own losses look like. It is what the SDK's `forward_backward_custom` does, pipelined.
 
 What carries g:
 
 ============  ==========================================================================================================
-wide          `cross_entropy` with targets [T, 1 + K] (the token and its support) and weights -g of either sign
+wide          `cross_entropy` with targets [T, 1 + K] (the token and its teacher's likeliest ones) and weights -g of either sign
 narrow        `ppo` or `importance_sampling` (--loss-fn) with advantages -g, and as sampling log-probabilities the s
               that the server has just returned: the ratio is 1, inside every clip, and the gradient is g · ∇s
 ============  ==========================================================================================================
@@ -17,13 +16,13 @@ narrow        `ppo` or `importance_sampling` (--loss-fn) with advantages -g, and
 Position i of a datum predicts token i + 1; a position with g = 0 is masked by it. Losses are sums; a server that divides (`TinkerCapabilities.means`)
 gets its divisors multiplied in beforehand.
 
-Pipelined: backward pass, optimizer step and the forward pass that looks at its result are all submitted before the first is awaited.
+Pipelined: backward pass, optimizer step and the next step's forward pass are all submitted before the first is awaited.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,29 +32,24 @@ from tinker import types
 from torch import Tensor
 
 from store.errors import AlignmentError, GateRejected
-from trainer.advantages import Streams, token_directive_advantages
-from trainer.batch import Sample, build_batch
+from trainer.advantages import token_streams
+from trainer.batch import Sample, SampleKind, build_batch, pad, spread
 from trainer.objective import Batch, compute_support_loss
-from trainer.policy import BETA2, MAX_GRADIENT_NORM
+from trainer.plan import StepPlan
+from trainer.policy import BETA1, BETA2, MAX_GRADIENT_NORM
 from trainer.protocol import Weights
-from trainer.step import StepPlan, by_teacher
-from trainer.tinker.policy import Pair, TeacherScore, TinkerPolicy
+from trainer.tinker.policy import TinkerPolicy
 
 _EPS = 1e-8
-#: AdamW's first moment. `adam_beta1` is the local trainer's alone: below this it needs a bound on updates, and a server has none.
-_BETA1 = 0.9
 _CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Scores:
-    """Output of a forward pass: s [B, C], and S [B, C, K] of the supports; NaN where nothing was asked."""
+class _Values:
+    """Numbers of tokens, those that a forward pass tells or a gradient by them: of the completions' own [B, C], of the supports [B, C, K]."""
 
     own: Tensor
     support: Tensor | None
-
-    def is_finite(self, batch: Batch) -> bool:
-        return bool(self.own[batch.mask].isfinite().all())
 
 
 def train(
@@ -63,15 +57,14 @@ def train(
     samples: Sequence[Sample],
     plan: StepPlan,
     *,
+    seed: int = 0,
     carrier: str = "ppo",
     eps: float = _EPS,
 ) -> dict[str, float]:
-    """Move the policy's weights by up to ``plan.steps_per_batch`` optimizer steps on these samples; returns the metrics.
-
-    Stops before a step when the weights are already further than ``plan.max_kl_step`` from where they began. Nothing is resampled
-    between the steps, and none are taken on the anchors alone.
+    """Move the policy's weights by ``plan.passes`` over these samples; returns the metrics as `trainer.step.train`, and ``pass_gap``.
 
     Args:
+        seed: of the order of the samples.
         carrier: the loss that carries narrow gradients.
         eps: Adam's; a large one makes steps proportional to gradients.
 
@@ -79,183 +72,152 @@ def train(
         GateRejected: a gradient is not finite.
         UpstreamError, TheirError: the server was lost, or fails; what the training client holds is not known any more.
     """
-    ordered = list(samples)
-    taught = _teachers(policy, ordered, plan)
-    data = _Data(policy, ordered, taught, carrier)
-    training = policy.training()
-    base, _ = policy.response_logprobs(
-        [sample.prompt_ids for sample in ordered],
-        [sample.completion_ids for sample in ordered],
-        Weights.BASE,
-    )
-    scores = data.read(policy.link.wait(data.forward(training)))
-    if policy.support == "token":
-        ordered = [
-            _on_tokens(s, t, scores.own[i], plan)
-            for i, (s, t) in enumerate(zip(ordered, taught, strict=True))
-        ]
-    batch = _batch(ordered, scores, base, taught if policy.support != "token" else [None] * len(ordered))
+    samples = _taught(policy, samples, plan)
+    base = _base_logprobs(policy, samples) if plan.objective.kl_coef else {}
+    steps = [
+        _Data(policy, step, carrier)
+        for number in range(plan.passes)
+        for step in spread(samples, plan.step_samples, seed + number)
+    ]
+    training, old = policy.training(), dict[int, Tensor]()
+    scores = steps[0].read(policy.link.wait(steps[0].forward(training)))
     metrics: dict[str, float] = {}
-    steps, norm = 0, math.nan
-    gap = 0.0
-    for share in plan.rates():
+    norm, loss, gap, taken = math.nan, math.nan, 0.0, 0
+    # The last forward pass is only looked at: are there still numbers?
+    for data, following, share in zip(steps, [*steps[1:], steps[-1]], plan.rates(len(steps)), strict=True):
+        batch = data.batch(scores, old, base)
         found, gradient = _differentiate(batch, scores, plan)
-        if not metrics:
-            metrics = found
-        if steps and found.get("kl_step", 0.0) > plan.max_kl_step:
-            break
+        metrics, loss = metrics or found, found["loss"]
         policy.has_moved(is_finite=True)
         adam = types.AdamParams(
             learning_rate=policy.learning_rate * share,
-            beta1=_BETA1,
+            beta1=BETA1,
             beta2=BETA2,
             eps=eps,
             weight_decay=0.0,
             grad_clip_norm=MAX_GRADIENT_NORM,
         )
         backward = data.backward(training, gradient, scores)
-        optimizer, forward = training.optim_step(adam), data.forward(training)
+        optimizer, forward = training.optim_step(adam), following.forward(training)
         results = policy.link.wait([*backward, optimizer, *forward])
         again = data.read(results[: len(backward)])
         gap = max(gap, float((again.own - scores.own)[batch.mask].abs().max()))
         norm = _norm(results[len(backward)], norm)
-        scores = data.read(results[len(backward) + 1 :])
-        steps += 1
-        if not scores.is_finite(batch):
+        scores = following.read(results[len(backward) + 1 :])
+        taken += 1
+        if not bool(scores.own[following.mask].isfinite().all()):
             policy.has_moved(is_finite=False)
             break
-    after, _ = _differentiate(batch, scores, plan) if policy.is_finite() else ({}, None)
     return {
         **metrics,
         "gradient_norm": norm,
-        "optimizer_steps": float(steps),
-        "kl_step": after.get("kl_step", math.nan),
-        "kl_to_base": after.get("kl_base", math.nan),
-        "loss_after": after.get("loss", math.nan),
-        "entropy_after": after.get("entropy", math.nan),
+        "optimizer_steps": float(taken),
+        "loss_after": loss,
         # Two passes at the same weights; more than rounding means that another client trains them.
         "pass_gap": gap,
     }
 
 
-def _teachers(policy: TinkerPolicy, samples: Sequence[Sample], plan: StepPlan) -> list[TeacherScore | None]:
-    """Of each sample with a directive weight, what its teacher says."""
-    result: list[TeacherScore | None] = [None] * len(samples)
-    for with_teacher, teacher, residual in by_teacher(samples, plan):
+def _taught(policy: TinkerPolicy, samples: Sequence[Sample], plan: StepPlan) -> list[Sample]:
+    """The samples, with what their teacher says along their replies: read once, whatever the weights become.
+
+    Where the teacher tells no other tokens, or no others are to be compared, the directive term is on the reply's own.
+    """
+    result = list(samples)
+    for weights in dict.fromkeys((plan.teacher, Weights.BASE)):
         rows = [
-            i for i in with_teacher if policy.support == "token" or _streams(samples[i]).directive_weight > 0
+            row
+            for row, one in enumerate(result)
+            if one.teacher_prompt_ids is not None
+            and one.teacher is None
+            and (Weights.BASE if one.kind is SampleKind.ANCHOR else plan.teacher) is weights
         ]
-        if not rows:
-            continue
-        pairs = [
-            Pair(
-                prompt=samples[i].prompt_ids,
-                hinted=samples[i].teacher_prompt_ids or (),
-                response=samples[i].completion_ids,
+        if rows:
+            scores = policy.teacher_scores(
+                [result[row].teacher_prompt_ids or () for row in rows],
+                [result[row].completion_ids for row in rows],
+                weights,
+                temperature=[result[row].loss_temperature for row in rows],
+                top_k=plan.objective.top_k or 1,
             )
-            for i in rows
-        ]
-        found = policy.taught(pairs, teacher=teacher, residual=residual)
-        for row, one in zip(rows, found, strict=True):
-            result[row] = one
+            for row, score in zip(rows, scores, strict=True):
+                result[row] = replace(result[row], teacher=score)
+    narrow = [
+        row
+        for row, one in enumerate(result)
+        if one.teacher is not None
+        and (one.teacher.support_ids is None or (plan.opd_support == "token" and one.kind is SampleKind.WISH))
+    ]
+    if narrow:
+        own, _ = policy.response_logprobs(
+            [result[row].prompt_ids for row in narrow], [result[row].completion_ids for row in narrow]
+        )
+        for values, row in zip(own, narrow, strict=True):
+            result[row] = _on_tokens(result[row], values, plan)
     return result
 
 
-def _streams(sample: Sample) -> Streams:
-    if sample.streams is None:
-        raise AlignmentError(f"sample {sample.turn_id} has no streams yet")
-    return sample.streams
-
-
-def _on_tokens(sample: Sample, taught: TeacherScore | None, own: Tensor, plan: StepPlan) -> Sample:
-    """The directive term as advantages of the sampled tokens, ``clip(q - o)``: in expectation the gradient of the reverse KL."""
-    streams = _streams(sample)
-    if not streams.directive_weight:
-        return sample
-    if taught is None:
-        raise AlignmentError(f"sample {sample.turn_id} has a directive weight and no teacher")
-    count = len(sample.completion_ids)
-    extra = token_directive_advantages(
-        taught.logprobs[:count].tolist(), own[:count].tolist(), clip=plan.opd_clip, centred=plan.opd_centred
+def _on_tokens(sample: Sample, own: Tensor, plan: StepPlan) -> Sample:
+    assert sample.streams is not None  # it has a teacher
+    assert sample.teacher is not None
+    streams = token_streams(
+        sample.streams,
+        sample.teacher.logprobs.tolist(),
+        own[: len(sample.completion_ids)].tolist(),
+        clip=plan.opd_clip,
     )
-    there = zip(streams.advantages, streams.advantage_mask, strict=True)
-    known = [value if live else 0.0 for value, live in there]
-    advantages = [a + streams.directive_weight * e for a, e in zip(known, extra, strict=True)]
-    return sample.with_streams(
-        replace(
-            streams,
-            advantages=tuple(advantages),
-            advantage_mask=(True,) * count,
-            directive_weight=0.0,
-        )
+    return replace(sample, streams=streams, teacher=None)
+
+
+def _base_logprobs(policy: TinkerPolicy, samples: Sequence[Sample]) -> dict[int, Tensor]:
+    """Of each sample, the base model's log-probabilities [C]."""
+    values, _ = policy.response_logprobs(
+        [one.prompt_ids for one in samples], [one.completion_ids for one in samples], Weights.BASE
     )
+    return {id(one): row[: len(one.completion_ids)] for one, row in zip(samples, values, strict=True)}
 
 
-def _batch(
-    samples: Sequence[Sample], scores: _Scores, base: Tensor, taught: Sequence[TeacherScore | None]
-) -> Batch:
-    own = scores.own
-    batch = build_batch(
-        samples, trainer_logprobs=own, reported_logprobs=own, base_logprobs=base, teacher_logits=None
-    )
-    if scores.support is None:
-        return batch
-    ids = torch.zeros(scores.support.shape, dtype=torch.long)
-    theirs = torch.full(scores.support.shape, math.nan)
-    for row, one in enumerate(taught):
-        if one is None or one.support_ids is None or one.support_logprobs is None:
-            continue
-        count, size = one.support_ids.shape
-        ids[row, :count, :size] = one.support_ids
-        theirs[row, :count, :size] = one.support_logprobs
-    return replace(batch, support_ids=ids, support_logprobs=theirs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Gradient:
-    """dL/ds [B, C] and dL/dS [B, C, K]; 0 at dead positions."""
-
-    own: Tensor
-    support: Tensor | None
-
-
-def _differentiate(batch: Batch, scores: _Scores, plan: StepPlan) -> tuple[dict[str, float], _Gradient]:
-    own = scores.own.detach().clone().requires_grad_()
-    support = None if scores.support is None else scores.support.detach().clone().requires_grad_()
-    loss, metrics = compute_support_loss(plan.objective, batch, own, support)
-    loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
-    gradient = _Gradient(
-        own=torch.zeros_like(own) if own.grad is None else own.grad,
-        support=None
-        if support is None
-        else torch.zeros_like(support)
-        if support.grad is None
-        else support.grad,
-    )
-    parts = [gradient.own, *([] if gradient.support is None else [gradient.support])]
-    if not all(bool(part.isfinite().all()) for part in parts):
+def _differentiate(batch: Batch, scores: _Values, plan: StepPlan) -> tuple[dict[str, float], _Values]:
+    """The metrics, and the loss's gradient by the log-probabilities; 0 at dead positions."""
+    given = [one for one in (scores.own, scores.support) if one is not None]
+    leaves = [one.detach().clone().requires_grad_() for one in given]
+    loss, metrics = compute_support_loss(plan.objective, batch, *leaves)
+    own, *support = torch.autograd.grad(loss, leaves, materialize_grads=True)
+    if not all(bool(part.isfinite().all()) for part in (own, *support)):
         raise GateRejected("the gradient is not finite: no step was taken")
-    return metrics, gradient
+    return metrics, _Values(own=own, support=support[0] if support else None)
 
 
 class _Data:
-    """The samples as the server takes them: those with a support are wide, all others narrow."""
+    """The samples of a step as the server takes them: those with a support are wide, all others narrow."""
 
-    def __init__(
-        self,
-        policy: TinkerPolicy,
-        samples: Sequence[Sample],
-        taught: Sequence[TeacherScore | None],
-        carrier: str,
-    ) -> None:
+    def __init__(self, policy: TinkerPolicy, samples: Sequence[Sample], carrier: str) -> None:
         self._samples = samples
         self._carrier = carrier
         self._means = policy.abilities.means
-        self._supports = [None if one is None else one.support_ids for one in taught]
+        self._supports = [None if one.teacher is None else one.teacher.support_ids for one in samples]
         self._wide = [i for i, ids in enumerate(self._supports) if ids is not None]
         self._narrow = [i for i, ids in enumerate(self._supports) if ids is None]
-        self._columns = max(len(sample.completion_ids) for sample in samples)
+        lengths = torch.tensor([len(sample.completion_ids) for sample in samples])
+        self.mask = torch.arange(int(lengths.max())) < lengths[:, None]
         self._size = max((ids.shape[1] for ids in self._supports if ids is not None), default=0)
+
+    def batch(self, scores: _Values, old: dict[int, Tensor], base: Mapping[int, Tensor]) -> Batch:
+        """The step's tensors.
+
+        Args:
+            old, base: of each sample by its `id`, log-probabilities [C] when a step first had it (kept here), and the base model's.
+        """
+        for one, row in zip(self._samples, scores.own, strict=True):
+            old.setdefault(id(one), row[: len(one.completion_ids)])
+        columns = self.mask.shape[1]
+        before = pad([old[id(one)] for one in self._samples], columns)
+        return build_batch(
+            self._samples,
+            trainer_logprobs=before,
+            reported_logprobs=before,
+            base_logprobs=pad([base[id(one)] for one in self._samples], columns) if base else None,
+        )
 
     def forward(self, training: Any) -> list[Any]:
         """Submit the forward passes: what do the weights say now?"""
@@ -273,7 +235,7 @@ class _Data:
                 )
         return futures
 
-    def backward(self, training: Any, gradient: _Gradient, scores: _Scores) -> list[Any]:
+    def backward(self, training: Any, gradient: _Values, scores: _Values) -> list[Any]:
         """Submit the backward passes of the linear loss with this gradient."""
         futures = []
         if self._wide:
@@ -300,12 +262,10 @@ class _Data:
             futures.append(training.forward_backward(data, self._carrier, config))
         return futures
 
-    def read(self, outputs: Sequence[Any]) -> _Scores:
+    def read(self, outputs: Sequence[Any]) -> _Values:
         """Return the output of forward or backward passes, in the samples' order."""
-        own = torch.full((len(self._samples), self._columns), math.nan)
-        support = (
-            torch.full((len(self._samples), self._columns, self._size), math.nan) if self._wide else None
-        )
+        own = torch.full(self.mask.shape, math.nan)
+        support = torch.full((*self.mask.shape, self._size), math.nan) if self._wide else None
         groups = [rows for rows in (self._wide, self._narrow) if rows]
         for rows, output in zip(groups, outputs, strict=True):
             for i, one in zip(rows, output.loss_fn_outputs, strict=True):
@@ -322,7 +282,7 @@ class _Data:
                 table = values.reshape(start + count, 1 + size)[start:]
                 own[i, :count] = table[:, 0]
                 support[i, :count, :size] = table[:, 1:]
-        return _Scores(own=own, support=support)
+        return _Values(own=own, support=support)
 
     def _place(self, i: int) -> tuple[int, int, int]:
         """First position of the completion's predictions, their number, and the size of the support."""

@@ -15,8 +15,9 @@ from store.settings import Settings
 from store.values import BASE_VERSION, Json, LogprobMode, ScoredTurn, adapter_name
 from trainer.batch import GREEDY_BELOW, Sample
 from trainer.checkpoint import remove_version
-from trainer.protocol import Edit, Outcome, TurnRefusal
-from trainer.step import StepPlan
+from trainer.cost import MOST
+from trainer.plan import StepPlan
+from trainer.protocol import Outcome, TurnRefusal, VersionJob
 from trainer.tinker.capabilities import find_capabilities
 from trainer.tinker.link import TinkerConnection
 from trainer.tinker.policy import TinkerPolicy
@@ -33,44 +34,31 @@ class TinkerVersionTrainer(BaseVersionTrainer[TinkerPolicy]):
         AdapterError: ``--resume-from-ckpt`` names no version of this model.
     """
 
-    #: Each question is several requests.
-    wish_questions = 0.34
-
     def __init__(self, settings: Settings) -> None:
         _check(settings)
         self._link = TinkerConnection(settings)
         name, context = base_model(settings)
-        policy = TinkerPolicy(settings, self._link, name, context, top_k=settings.learning.top_k)
+        policy = TinkerPolicy(settings, self._link, name, context)
         try:
             policy.abilities = find_capabilities(self._link, settings, name, policy.training())
+            if settings.method == "sdpo" and not policy.abilities.support:
+                raise ConfigError(
+                    f"--method sdpo compares whole distributions, and the Tinker server at {self._link.address} tells only "
+                    "single tokens: use --method combine or opd, or a server with topk_prompt_logprobs and soft targets"
+                )
+            super().__init__(settings, StepPlan.of(settings), policy, MOST)
         except BaseException:
             self._link.drop()
             raise
-        if settings.method == "sdpo" and policy.support == "token":
-            self._link.drop()
-            raise ConfigError(
-                f"--method sdpo compares whole distributions, and the Tinker server at {self._link.address} tells only "
-                "single tokens: use --method combine or opd, or a server with topk_prompt_logprobs and soft targets"
-            )
-        super().__init__(settings, StepPlan.of(settings), policy)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        abilities, support = self._policy.abilities, self._policy.support
-        size = self._settings.learning.top_k
+        abilities = self._policy.abilities
         found = [
-            {
-                "student": f"the directive term is on the policy's {size} likeliest tokens",
-                "teacher": f"the directive term is on the teacher's {size} likeliest tokens",
-                "token": "the directive term is on the sampled tokens only: the Tinker server does not tell the likeliest ones",
-            }[support]
+            f"the directive term is on the teacher's {self._plan.objective.top_k} likeliest tokens"
+            if abilities.support
+            else "the directive term is on the sampled tokens only: the Tinker server does not tell the likeliest ones"
         ]
-        if self._plan.residual and support != "token" and not abilities.named:
-            found.append(
-                "the teacher carries nothing of what was learnt: the server does not tell chosen tokens"
-            )
-        if not abilities.top:
-            found.append("entropy and KL at the gate are estimates on single tokens")
         if abilities.means:
             found.append("the server's losses are means, which is made up for")
         return tuple(found)
@@ -84,20 +72,12 @@ class TinkerVersionTrainer(BaseVersionTrainer[TinkerPolicy]):
             self._link.drop()
             raise
 
-    def attempt(
-        self,
-        turns: Sequence[ScoredTurn],
-        replay: Sequence[ScoredTurn],
-        recent: Sequence[int],
-        number: int,
-        remembered: Sequence[ScoredTurn] = (),
-        edits: Sequence[Edit] = (),
-    ) -> Outcome:
+    def attempt(self, job: VersionJob) -> Outcome:
         """See `BaseVersionTrainer.attempt`; whatever goes wrong, the next attempt begins with a client of its own."""
         try:
-            ready, odd = self._at_temperature_one(turns)
-            again, _ = self._at_temperature_one(replay)
-            outcome = super().attempt(ready, again, recent, number, remembered, edits)
+            turns, odd = self._at_temperature_one(job.turns)
+            served = [_at_one(turn) for turn in job.served]
+            outcome = super().attempt(replace(job, turns=turns, served=served))
         except BaseException:
             self._policy.give_up()
             raise
@@ -105,30 +85,37 @@ class TinkerVersionTrainer(BaseVersionTrainer[TinkerPolicy]):
 
     def _train(self, samples: Sequence[Sample], number: int) -> dict[str, float]:
         self._policy.begin(adapter_name(self.name, number))
-        return train(self._policy, samples, self._plan, carrier=self._settings.loss_fn)
+        return train(
+            self._policy, samples, self._plan, seed=self._settings.seed, carrier=self._settings.loss_fn
+        )
 
     def _backend_metrics(self) -> Json:
         """Where the new version is on the server, and how it was made."""
-        return {"tinker": {**asdict(self._policy.saved), "support": self._policy.support}}
+        return {"tinker": {**asdict(self._policy.saved), "support": self._policy.abilities.support}}
+
+    def _model_key(self) -> str:
+        """Models may share the tokenizer that is all there is of them here."""
+        return f"{super()._model_key()} {self._policy.base_model}"
 
     def _at_temperature_one(
         self, turns: Sequence[ScoredTurn]
     ) -> tuple[list[ScoredTurn], Mapping[str, TurnRefusal]]:
         """The turns with log-probabilities at temperature 1, the only one at which a prompt is scored.
 
-        What was reported at another temperature is computed again by the version that sampled it.
+        What was reported of a rated reply at another temperature is computed again by the version that sampled it.
         """
         ready: dict[str, ScoredTurn] = {}
         refused: dict[str, TurnRefusal] = {}
         asked: dict[int, list[ScoredTurn]] = {}
         for turn in turns:
             is_known = (
-                turn.logprob_mode is LogprobMode.RAW
+                not self._plan.reads_verdict_of(turn)
+                or turn.logprob_mode is LogprobMode.RAW
                 or turn.temperature == 1.0
                 or turn.temperature < GREEDY_BELOW
             )
             if is_known or not (turn.prompt_token_ids and turn.completion.token_ids):
-                ready[turn.turn_id] = replace(turn, temperature=1.0, logprob_mode=LogprobMode.RAW)
+                ready[turn.turn_id] = _at_one(turn)
             else:
                 asked.setdefault(turn.adapter_version, []).append(turn)
         for version, some in asked.items():
@@ -142,19 +129,13 @@ class TinkerVersionTrainer(BaseVersionTrainer[TinkerPolicy]):
                 continue
             for row, turn in enumerate(some):
                 own = tuple(values[row, : len(turn.completion.token_ids)].tolist())
-                ready[turn.turn_id] = replace(
-                    turn,
-                    temperature=1.0,
-                    logprob_mode=LogprobMode.RAW,
-                    completion=replace(turn.completion, sampling_logprobs=own),
-                )
+                completion = replace(turn.completion, sampling_logprobs=own)
+                ready[turn.turn_id] = replace(_at_one(turn), completion=completion)
         return [ready[turn.turn_id] for turn in turns if turn.turn_id in ready], refused
 
     def _sampler_path(self, version: int) -> str:
         if version == BASE_VERSION:
             return ""
-        if version == self.version:
-            return self._policy.saved.sampler_path
         name = adapter_name(self.name, version)
         for folder in sorted(self._settings.adapters_folder_of(self.name).glob(f"{name}.*")):
             return read_version(folder).sampler_path
@@ -170,10 +151,13 @@ class TinkerVersionTrainer(BaseVersionTrainer[TinkerPolicy]):
         self._link.drop()
 
 
+def _at_one(turn: ScoredTurn) -> ScoredTurn:
+    """The turn, to be read at temperature 1."""
+    return replace(turn, temperature=1.0, logprob_mode=LogprobMode.RAW)
+
+
 def _check(settings: Settings) -> None:
     """Refuse what a Tinker server cannot do. Raises: ConfigError."""
-    if settings.learning.teacher == "ema" and not settings.teacher_model_name:
-        raise ConfigError("--teacher ema cannot be had with --backend tinker: use base or live")
     if settings.teacher_model_name:
         names = [model.model_name for model in supported_models(settings)]
         if names and settings.teacher_model_name not in names:

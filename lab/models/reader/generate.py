@@ -35,17 +35,22 @@ class Sample:
     """One generated reaction.
 
     Attributes:
-        label: index into `CLASSES`.
+        label: index into `CLASSES`; None: not known.
+        scopes: indices into `lab.models.reader.wishes.SCOPES` of which one is right; (): not known.
+        before, after: of a clause, the rest of its message.
         reply, prompt: the reply before it and the request that it answered; a generated one has no request.
         family: section or composition that it comes from, for leaving one out.
     """
 
     text: str
-    label: int
+    label: int | None
     reply: str
     language: str
     family: str
     prompt: str = ""
+    scopes: tuple[int, ...] = ()
+    before: str = ""
+    after: str = ""
 
 
 class MissingSection(ValueError):
@@ -563,7 +568,42 @@ def generate(count: int, seed: int, grammars: dict[str, Grammar] | None = None) 
         text = add_noise(text, rng, language)
         if text.strip():
             count -= 1
-            yield Sample(text=text, label=label, reply=REPLY[reply_asks], language=language, family=family)
+            yield Sample(
+                text=text,
+                label=label,
+                reply=REPLY[reply_asks],
+                language=language,
+                family=family,
+                scopes=(0,) if family in _NO_WISH else (),
+            )
+
+
+#: Families of one clause that ask nothing of replies.
+_NO_WISH = frozenset(
+    [
+        "correction",
+        "ask",
+        "task",
+        "state",
+        "answer",
+        "ack",
+        "praise",
+        "fault",
+        "blame",
+        "harm",
+        "pleased",
+        "plan",
+        "sarcasm",
+        "thanks",
+        "task-quoted",
+        "plain-neither",
+        "plain-praise",
+        "plain-fault",
+        "plain-blame",
+        "common-praise",
+        "praise-next",
+    ]
+)
 
 
 def checksum(samples: Sequence[Sample]) -> str:

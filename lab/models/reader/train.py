@@ -10,25 +10,39 @@ import random
 import sys
 import time
 from collections import Counter
-from itertools import chain
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing import Pool
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from lab.models.reader.generate import CLASSES, Sample, generate
+from lab.models.reader.exchanges import exchange_samples
+from lab.models.reader.generate import CLASSES, WISH, Sample, generate
 from lab.models.reader.labelled import labelled_samples
+from lab.models.reader.wishes import (
+    LASTING,
+    SCOPES,
+    Message,
+    held_out_messages,
+    scope_samples,
+    style_rows,
+    style_scopes,
+)
 from scorers.classifier import WEIGHTS, Classifier, slots
+from scorers.combined import read_message
 from scorers.features import features
+from scorers.own_words import hide_foreign
 
 #: Buckets of the hash table, a power of 2.
 BUCKETS = 1 << 17
 #: Size of an embedding and of the hidden layer.
-EMBED, HIDDEN = 14, 64
+EMBED, HIDDEN = 15, 64
 #: A feature that fewer samples have stays unknown: more than the copies of one labelled reaction, so that none is learned by heart.
-MIN_COUNT = 20
-EPOCHS = 3
+MIN_COUNT = 18
+EPOCHS = 4
 #: Networks that are averaged.
 NETWORKS = 4
 BATCH = 256
@@ -41,25 +55,48 @@ MIXED_BATCHES = 0.3
 #: Errors on "neither" count more: a false complaint unteaches, a missed one is only missed.
 CLASS_WEIGHTS = (1.6, 1.2, 1.0, 1.0, 1.0)
 
-SAMPLES = 200_000
+#: Weight of the loss of the scope, beside the reaction's.
+SCOPE_WEIGHT = 1.0
+
+SAMPLES = 100_000
 #: For each of them, so many copies of reactions that were labelled by hand (`lab.models.reader.labelled`).
-LABELLED = 2.0
+LABELLED = 3.9
+#: ... and messages with a wish or none (`lab.models.reader.wishes`).
+STATED = 0.3
+#: ... and reactions that only the reply explains (`lab.models.reader.exchanges`).
+EXPLAINED = 0.2
+#: Processes that read the features.
+PROCESSES = 2
 HELD_OUT = 20_000
 SEED = 20_261_123
 
 Hashes = list[npt.NDArray[np.uint32]]
 
 
+def _hashes(sample: Sample) -> npt.NDArray[np.uint32]:
+    found = features(
+        hide_foreign(sample.text),
+        reply=sample.reply,
+        prompt=sample.prompt,
+        before=sample.before,
+        after=sample.after,
+    )
+    return np.array(found, dtype=np.uint32)
+
+
 def hash_samples(samples: list[Sample]) -> Hashes:
     """Return the feature hashes of each sample."""
-    return [np.array(features(s.text, reply=s.reply, prompt=s.prompt), dtype=np.uint32) for s in samples]
+    if len(samples) < 10_000:
+        return [_hashes(sample) for sample in samples]
+    with Pool(PROCESSES) as pool:
+        return pool.map(_hashes, samples, chunksize=500)
 
 
-def choose_owners(hashes: Hashes) -> npt.NDArray[np.uint8]:
+def choose_owners(hashes: Hashes, least: int = MIN_COUNT) -> npt.NDArray[np.uint8]:
     """Give each bucket to its most frequent feature; returns the fingerprints [BUCKETS], 0 where there is none."""
     values, counts = np.unique(np.concatenate(hashes), return_counts=True)
     order = np.lexsort((values, -counts))
-    buckets, prints = slots(values[order[counts[order] >= MIN_COUNT]], BUCKETS)
+    buckets, prints = slots(values[order[counts[order] >= least]], BUCKETS)
     owned, first = np.unique(buckets, return_index=True)
     owners = np.zeros(BUCKETS, dtype=np.uint8)
     owners[owned] = prints[first]
@@ -83,10 +120,10 @@ class Network(torch.nn.Module):
         self.table = torch.nn.EmbeddingBag(BUCKETS, EMBED, mode="sum", sparse=True)
         torch.nn.init.normal_(self.table.weight, std=0.02)
         self.hidden = torch.nn.Linear(EMBED, HIDDEN)
-        self.out = torch.nn.Linear(HIDDEN, len(CLASSES))
+        self.out = torch.nn.Linear(HIDDEN, len(CLASSES) + len(SCOPES))
 
     def forward(self, flat: torch.Tensor, offsets: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-        """flat [sum of sizes] buckets, offsets [B], sizes [B] -> logits [B, 5]."""
+        """flat [sum of sizes] buckets, offsets [B], sizes [B] -> logits [B, 5 + 5]: of the reaction, and of the scope."""
         bag = self.table(flat, offsets) / sizes.clamp(min=1).sqrt().unsqueeze(1)
         logits: torch.Tensor = self.out(torch.relu(self.hidden(bag)))
         return logits
@@ -98,6 +135,7 @@ def train(
     seed: int = SEED,
     epochs: int = EPOCHS,
     networks: int = NETWORKS,
+    least: int = MIN_COUNT,
     log: bool = True,
 ) -> dict[str, npt.NDArray[np.generic]]:
     """Train on samples; returns the arrays of a weights file.
@@ -105,22 +143,45 @@ def train(
     Args:
         networks: so many are trained from different beginnings and stand side by side in the file: their logits are averaged, so that
             a message of which the samples say little is decided only where they agree.
+        least: samples that a known feature has; few samples need fewer.
     """
     torch.set_num_threads(1)
     hashes = hash_samples(samples)
-    owners = choose_owners(hashes)
+    owners = choose_owners(hashes, least)
     rows = known_rows(hashes, owners)
     del hashes
-    labels = torch.tensor([s.label for s in samples])
+    wanted = _targets(samples)
     found = [
-        _quantised(_train_network(rows, labels, seed=seed + i, epochs=epochs, log=log), owners)
+        _quantised(_train_network(rows, wanted, seed=seed + i, epochs=epochs, log=log), owners)
         for i in range(networks)
     ]
     return found[0] if networks == 1 else _side_by_side(found)
 
 
+def _targets(samples: list[Sample]) -> torch.Tensor:
+    """Return [N, 5 + 5]: the smoothed class, zeros where it is not known; ones for the scopes that may be right, all where it is not known."""
+    found = torch.zeros(len(samples), len(CLASSES) + len(SCOPES))
+    for row, sample in zip(found, samples, strict=True):
+        if sample.label is not None:
+            row[: len(CLASSES)] = LABEL_SMOOTHING / len(CLASSES)
+            row[sample.label] += 1 - LABEL_SMOOTHING
+        for scope in sample.scopes or range(len(SCOPES)):
+            row[len(CLASSES) + scope] = 1
+    return found
+
+
+def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of the reaction, and minus the log of what the right scopes have together; a mean over the batch."""
+    size = len(CLASSES)
+    classes = torch.tensor(CLASS_WEIGHTS) * targets[:, :size]
+    reaction = -(classes * torch.log_softmax(logits[:, :size], dim=1)).sum() / classes.sum().clamp(min=1)
+    scope = torch.log_softmax(logits[:, size:], dim=1).exp()
+    right = (scope * targets[:, size:]).sum(dim=1).clamp(min=1e-6)
+    return reaction - SCOPE_WEIGHT * torch.log(right).mean()
+
+
 def _train_network(
-    rows: list[npt.NDArray[np.int64]], labels: torch.Tensor, *, seed: int, epochs: int, log: bool
+    rows: list[npt.NDArray[np.int64]], wanted: torch.Tensor, *, seed: int, epochs: int, log: bool
 ) -> Network:
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -132,7 +193,6 @@ def _train_network(
         torch.optim.SparseAdam(network.table.parameters(), lr=LEARNING_RATE, betas=(0.0, 0.999)),
         torch.optim.Adam(dense, lr=LEARNING_RATE),
     ]
-    wanted = torch.nn.functional.one_hot(labels, len(CLASSES)).float()
     steps = epochs * (len(rows) // BATCH)
     schedules = [
         torch.optim.lr_scheduler.OneCycleLR(
@@ -140,7 +200,6 @@ def _train_network(
         )
         for optimizer in optimizers
     ]
-    loss_of = torch.nn.CrossEntropyLoss(weight=torch.tensor(CLASS_WEIGHTS), label_smoothing=LABEL_SMOOTHING)
     for epoch in range(epochs):
         order = rng.permutation(len(rows))
         total = 0.0
@@ -166,9 +225,9 @@ def _train_network(
                 torch.from_numpy(before[:-1]),
                 torch.from_numpy(np.diff(before).astype(np.float32)),
             )
-            loss = loss_of(logits, targets)
+            loss = _loss(logits, targets)
             network.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             for optimizer, schedule in zip(optimizers, schedules, strict=True):
                 optimizer.step()
                 schedule.step()
@@ -232,36 +291,74 @@ def report(classifier: Classifier, samples: list[Sample]) -> str:
         reading = classifier.read(sample.text, reply=sample.reply, prompt=sample.prompt)
         shares = (reading.neither, reading.praise, reading.complaint)
         found = max(range(3), key=lambda i: shares[i])
+        assert sample.label is not None
         for key in (sample.language, sample.family):
             count[key] += 1
             right[key] += found == min(sample.label, 2)
     return "\n".join(f"{key:20} {right[key] / count[key]:.3f} of {count[key]}" for key in sorted(count))
 
 
+def _with_scope(sample: Sample) -> Sample:
+    return (
+        replace(sample, scopes=style_scopes(sample.text))
+        if sample.family in ("wish", "canonical")
+        else sample
+    )
+
+
+def training_samples(count: int) -> list[Sample]:
+    """Return all samples of a training run, shuffled: ``count`` generated ones, and what belongs to them."""
+    styles = [
+        Sample(
+            text=text,
+            label=WISH if scopes == (LASTING,) else None,
+            reply="",
+            language="",
+            family="style",
+            scopes=scopes,
+        )
+        for text, scopes in style_rows()
+    ]
+    samples = [
+        *(_with_scope(sample) for sample in generate(count, SEED)),
+        *labelled_samples(round(LABELLED * count), SEED),
+        *scope_samples(round(STATED * count), SEED),
+        *exchange_samples(round(EXPLAINED * count), SEED),
+        *styles * 3,
+    ]
+    random.Random(SEED).shuffle(samples)
+    return samples
+
+
+def report_scopes(classifier: Classifier, messages: Sequence[Message]) -> str:
+    """Say how the wishes of held-out messages are read: by label, how many as which scope."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for message in messages:
+        wish = read_message(message.text, classifier=classifier).wish
+        counts[message.scope, wish.scope if wish else "none"] += 1
+    labels = sorted({label for label, _ in counts})
+    lines = [f"{'':12}" + "".join(f"{scope:>12}" for scope in SCOPES)]
+    lines += [f"{label:12}" + "".join(f"{counts[label, scope]:12}" for scope in SCOPES) for label in labels]
+    return "\n".join(lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument(
-        "--without",
-        default="",
-        help="a family to leave out of the training data, to see what it was needed for",
-    )
     parser.add_argument("--output", type=Path, default=WEIGHTS)
     arguments = parser.parse_args()
     start = time.monotonic()
-    made = chain(
-        generate(arguments.samples, SEED), labelled_samples(round(LABELLED * arguments.samples), SEED)
-    )
-    samples = [s for s in made if s.family.partition("-")[0] != arguments.without]
+    samples = training_samples(arguments.samples)
     held_out = list(generate(HELD_OUT, SEED + 1))
-    random.Random(SEED).shuffle(samples)
     print(f"{len(samples)} samples after {time.monotonic() - start:.0f} s", flush=True)
     write_weights(arguments.output, train(samples, epochs=arguments.epochs))
     print(
         f"{arguments.output}: {arguments.output.stat().st_size} bytes after {time.monotonic() - start:.0f} s"
     )
-    print(report(Classifier.load(arguments.output), held_out))
+    trained = Classifier.load(arguments.output)
+    print(report(trained, held_out))
+    print(report_scopes(trained, held_out_messages(HELD_OUT // 10, SEED + 3)))
     return 0
 
 

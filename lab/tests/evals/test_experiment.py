@@ -1,4 +1,4 @@
-"""A whole comparison: a scripted Patina, the built-in step for the fast system, and the report of the runs."""
+"""A whole comparison: a scripted Patina, and the report of the runs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ import pytest
 from rich.console import Console
 
 from cli.arguments import build_parser
-from lab.evals.command import SMOKE_CONTROL, run_eval, run_in_parallel
+from lab.evals.command import SMOKE_CONTROL, run_eval
 from lab.evals.experiment import (
     Case,
-    RunEnvironment,
     append_run,
     cases,
     find_run,
@@ -28,11 +27,10 @@ from lab.evals.experiment import (
     read_runs,
     retention,
     run_case,
-    run_in,
     unrelated_points,
     withdrawn,
 )
-from lab.evals.methods import GROUPS, METHODS, parse_methods
+from lab.evals.methods import METHODS, parse_methods
 from lab.evals.metrics import Answer, EvalMeasures, Numbers, Probe
 from lab.evals.report import COLUMNS, Cell, cell, compare, grouped, write_report
 from lab.evals.simulated_user import Interaction, scenario
@@ -42,13 +40,12 @@ from lab.tests.evals.scripted import KEY, ScriptedPatina, answer_to, concise_rep
 from store.errors import ConfigError, JudgeError
 from store.settings import read_settings
 from store.values import Json
-from trainer.losses import Residual
-from trainer.step import StepPlan
+from trainer.plan import StepPlan
 
 pytestmark = pytest.mark.slow
 
 CASE = Case(
-    method="combine", user="steady", preferences=("concise",), seed=0, interactions=12, mode="fast",
+    method="combine", user="steady", preferences=("concise",), seed=0, interactions=12, mode="stack",
     measure_every=6, questions=6, undos=4, tools=2, tabs=2, again=0, elsewhere=0, scope=0, small_talk=0,
 )  # fmt: skip
 
@@ -210,7 +207,7 @@ def test_what_unrelated_conversations_leave_is_the_share_of_what_was_reached() -
 
 def test_a_month_has_300_interactions_where_no_number_is_given() -> None:
     found = cases(
-        parse_methods("combine"), ["steady", "month"], [("concise", "no_emoji", "plain")], (0,), mode="fast"
+        parse_methods("combine"), ["steady", "month"], [("concise", "no_emoji", "plain")], (0,), mode="stack"
     )
     assert [case.interactions for case in found] == [40, 300]
 
@@ -219,7 +216,7 @@ def test_a_retained_user_is_followed_by_36_unrelated_conversations_where_no_numb
     def planned(unrelated: int | None) -> list[int]:
         found = cases(
             parse_methods("combine"), ["steady", "retained"], [("concise",)], (0,), unrelated=unrelated,
-            interactions=4, mode="fast",
+            interactions=4, mode="stack",
         )  # fmt: skip
         return [case.unrelated for case in found]
 
@@ -293,7 +290,7 @@ def test_runs_in_the_file_are_not_run_again_and_a_torn_line_is(tmp_path: Path) -
 
 def test_every_combination_is_run_a_round_of_all_methods_for_each_seed() -> None:
     found = cases(
-        parse_methods("combine,baselines"), ["steady"], [("concise",)], (7, 8), interactions=4, mode="fast"
+        parse_methods("combine,baselines"), ["steady"], [("concise",)], (7, 8), interactions=4, mode="stack"
     )
     assert [(case.method, case.seed) for case in found] == [
         (name, seed) for seed in (7, 8) for name in ("combine", "none", "memory")
@@ -304,7 +301,7 @@ def test_every_combination_is_run_a_round_of_all_methods_for_each_seed() -> None
 
 def test_numbers_of_open_conversations_are_compared_under_names_of_their_own() -> None:
     found = cases(
-        parse_methods("combine"), ["steady"], [("concise",)], (0,), tabs=(4, 1), interactions=4, mode="fast"
+        parse_methods("combine"), ["steady"], [("concise",)], (0,), tabs=(4, 1), interactions=4, mode="stack"
     )
     assert [case.tabs for case in found] == [4, 1]
     rows = [{**played(), "tabs": tabs} for tabs in (4, 1)]
@@ -312,17 +309,10 @@ def test_numbers_of_open_conversations_are_compared_under_names_of_their_own() -
     assert list(methods) == ["combine (tabs=4)", "combine (tabs=1)"]
 
 
-def test_references_at_equal_steps_differ_from_the_references_in_nothing_else() -> None:
-    for name in GROUPS["references"]:
-        more, once = METHODS[f"{name}-6"].settings, METHODS[name].settings
-        assert more == {**once, "steps_per_batch": read_settings({}).learning.steps_per_batch}
-    assert not set(GROUPS["references-equal-steps"]) & set(GROUPS["all"])
-
-
 def test_settings_are_tried_in_all_combinations_with_what_learns() -> None:
     tried = parse_tried(["anchors=0,4", "top-k=20"])
     found = cases(
-        parse_methods("rl,none"), ["steady"], [("concise",)], (0,), tried, interactions=4, mode="fast"
+        parse_methods("rl,none"), ["steady"], [("concise",)], (0,), tried, interactions=4, mode="stack"
     )
     assert [(case.method, dict(case.overrides)) for case in found] == [
         ("rl", {"anchors": "0", "top_k": "20"}),
@@ -335,25 +325,9 @@ def test_settings_are_tried_in_all_combinations_with_what_learns() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_settings_the_trainer_understands(name: str) -> None:
-    plan = StepPlan.of(read_settings(dict(METHODS[name].settings)))
-    if name in (*GROUPS["references"], *GROUPS["references-equal-steps"]):
-        steps = 6 if name.endswith("-6") else 1
-        assert (plan.baseline, plan.residual, plan.min_shift, plan.steps_per_batch) == (
-            "none",
-            Residual(),
-            0.0,
-            steps,
-        )
-        assert plan.blames
-        assert (plan.most_hints, plan.lr_decay, plan.resample) == (1, False, False)
-        settings = read_settings(dict(METHODS[name].settings))
-        assert (
-            settings.learning.adam_beta1,
-            settings.learning.update_clip,
-            settings.learning.rate_by_signal,
-        ) == (0.9, 0.0, False)
-    if name == "claas":
-        assert (plan.objective.support_of, plan.objective.support_mass) == ("teacher", "renormalised")
+    method = METHODS[name]
+    plan = StepPlan.of(read_settings(dict(method.settings)))
+    assert plan.method == (name if method.kind == "learn" else "combine")
 
 
 def test_the_page_needs_no_network_and_shows_what_happened(tmp_path: Path) -> None:
@@ -414,15 +388,12 @@ def arguments(*words: str) -> argparse.Namespace:
         (["--seeds", "0"], "at least 1"),
         (["--tool-requests", "0"], "--tool-requests must be at least 1"),
         (["--again", "-1"], "--again must be at least 0"),
-        (["--fast", "--tabs", "0"], "--tabs must be at least 1"),
+        (["--tabs", "0"], "--tabs must be at least 1"),
         (["--first-seed", "-1"], "--first-seed must be at least 0"),
-        (["--fast", "--base-url", "http://x"], "one of them"),
         (["--unrelated", "-1"], "--unrelated must be at least 0"),
         (["--users", "month"], "of three wishes"),
         (["--interactions", "0"], "--interactions must be at least 1"),
         (["--users", "mixed", "--user-model", "x"], "speaks of the wishes alone"),
-        (["--jobs", "2"], "--jobs is for --fast"),
-        (["--fast", "--jobs", "0"], "at least 1"),
         (["--base-url", "http://x", "--methods", "rl,opd", "--seeds", "1"], "one method"),
         (["--base-url", "http://x", "--methods", "rl"], "learns once"),
         (["compare", "a"], "compare A B"),
@@ -455,43 +426,6 @@ def test_a_running_patina_is_examined_through_its_public_api_alone(tmp_path: Pat
     assert (tmp_path / "report.html").is_file()
 
 
-@pytest.mark.timeout(280)
-def test_the_fast_system_learns_by_the_trainers_own_step(tiny_model: Path, tmp_path: Path) -> None:
-    words = ["--fast", "--methods", "rl", "--preferences", "concise", "--seeds", "1", "--interactions", "8",
-             "--questions", "4", "--measure-every", "0", "--tabs", "2", "--first-seed", "5",
-             "--output", str(tmp_path)]  # fmt: skip
-    given = {"model_name": str(tiny_model), "threads": 1, "anchors": 0, "steps_per_batch": 1}
-    assert run_eval(read_settings(given), given, arguments(*words)) == 0
-    (row,) = read_runs(tmp_path)
-    assert (row["tabs"], row["seed"]) == (2, 5)
-    # each tab numbers its own conversations
-    assert {reading["conversation"] // 100_000 for reading in row["readings"]} == {0, 1}
-    # A model that knows nothing babbles until it is cut off: every reply is complained about, so batches fill.
-    assert row["cost"]["published"] + row["cost"]["rejected"] >= 1
-    assert row["versions"][0]["turns"] >= 1
-    assert "complaints" in row["versions"][0]["reason"]
-    assert row["points"][0]["kl_to_base"] == 0.0
-    assert row["points"][0]["entropy"] > 0.0
-    assert row["points"][0]["ended"] < 1.0
-
-
-@pytest.mark.timeout(900)
-def test_runs_side_by_side_are_those_of_one_process(tiny_model: Path, tmp_path: Path) -> None:
-    given = {"model_name": str(tiny_model), "threads": 1}
-    environment = RunEnvironment(settings=read_settings(given), given=given)
-    some = [
-        replace(CASE, method="none", seed=seed, interactions=1, questions=1, undos=1, tools=1, tabs=1)
-        for seed in (0, 1)
-    ]
-    rows = run_in_parallel(some, environment, tmp_path, 2)
-    assert [row["seed"] for row in rows] == [0, 1]
-    assert len(read_runs(tmp_path)) == 2
-    alone = asyncio.run(run_in(environment, some[1], IdleDetector()))
-    assert rows[1]["points"] == alone["points"]
-    assert rows[1]["readings"] == alone["readings"]
-    assert run_in_parallel(some, environment, tmp_path, 2) == rows  # nothing is run again
-
-
 @pytest.mark.parametrize(
     ("learner", "control", "code"), [(True, False, 0), (False, False, 1), (True, True, 1)]
 )
@@ -512,16 +446,19 @@ def test_full_is_every_method_with_five_seeds_and_a_wish_that_is_never_met_by_ch
 ) -> None:
     planned: list[Case] = []
 
-    def scripted(wanted: Any, environment: Any, folder: Path, jobs: int) -> list[Json]:
+    async def scripted(wanted: Any, environment: Any, folder: Path, arguments: Any) -> list[Json]:
         planned.extend(wanted)
-        return [played(replace(CASE, method=method)) for method in ("combine", "none")]
+        return [
+            await run_case(replace(CASE, method=name), Scripted(), IdleDetector())
+            for name in ("combine", "none")
+        ]
 
-    monkeypatch.setattr("lab.evals.command.run_in_parallel", scripted)
+    monkeypatch.setattr("lab.evals.command._run", scripted)
     assert run_eval(read_settings({}), {}, arguments("--full", "--output", str(tmp_path))) == 0
     assert {case.method for case in planned} == set(METHODS)
     assert {case.preferences for case in planned} == {("concise", "no_emoji"), *((name,) for name in SIX)}
     assert {case.seed for case in planned} == set(range(5))
-    assert {(case.mode, case.interactions) for case in planned} == {("fast", 40)}
+    assert {(case.mode, case.interactions) for case in planned} == {("stack", 40)}
 
 
 @pytest.mark.long_run
@@ -537,7 +474,7 @@ def test_smoke_on_the_test_model_learns_and_its_control_stays_flat(tmp_path: Pat
 @pytest.mark.long_run
 @pytest.mark.timeout(900)
 def test_shuffled_feedback_teaches_nothing(tmp_path: Path) -> None:
-    words = ["--fast", "--methods", "combine", "--users", "shuffled", "--preferences", "concise", "--seeds", "1",
+    words = ["--methods", "combine", "--users", "shuffled", "--preferences", "concise", "--seeds", "1",
              "--interactions", "24", "--questions", "48", "--measure-every", "0", "--output", str(tmp_path)]  # fmt: skip
     assert run_eval(read_settings({}), {}, arguments(*words)) == 0
     (row,) = read_runs(tmp_path)

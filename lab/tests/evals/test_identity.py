@@ -27,7 +27,7 @@ from lab.evals.weights import (
     without_structure,
     without_words,
 )
-from recorder.classify import WEIGHTS
+from wire.classify import WEIGHTS
 
 
 @pytest.fixture(scope="module")

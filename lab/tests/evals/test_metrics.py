@@ -21,9 +21,7 @@ from lab.evals.question_splits import USER_QUESTIONS
 from lab.evals.system_prompts import SYSTEM_PROMPTS
 from lab.models.canaries import canaries
 from lab.models.wellformed import built_in_words
-from lab.tests.evals.test_phrasing import runs
 from store.errors import ConfigError
-from trainer.contexts import PARAGRAPHS
 
 
 def test_probes_are_the_same_for_the_same_seed_and_none_is_a_canary_or_an_anchor() -> None:
@@ -109,11 +107,6 @@ def test_questions_below_other_system_prompts_by_hand() -> None:
     assert found.elsewhere == 0.8
     assert judge(["concise", "no_emoji"], ["concise", "no_emoji"], probes, answers).elsewhere == 0.6
     assert judge(["concise"], ["concise"], probes[:1], answers[:1]).elsewhere is None
-
-
-def test_the_trainer_knows_none_of_the_system_prompts_of_the_evaluation() -> None:
-    written = set().union(*(runs(text, 4) for text in PARAGRAPHS))
-    assert not {run for prompt in SYSTEM_PROMPTS for run in runs(prompt, 4)} & written
 
 
 def test_a_wrong_correction_is_looked_for_in_words_that_no_user_uses() -> None:

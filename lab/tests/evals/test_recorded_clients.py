@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.recorded_traffic import read_traffic, replay, score
-from recorder.classify import WEIGHTS
+from wire.classify import WEIGHTS
 
 FOLDER = Path(__file__).parents[3] / "tests" / "recorder" / "data" / "clients"
 

@@ -24,13 +24,13 @@ from lab.models.corpus import (
     offered,
 )
 from lab.models.follow_ups import CLAIMED, FOLLOW_UPS
+from lab.models.hindsight import with_hint
 from lab.models.measure import GreedyReply, MeasuredModel, parse_call
 from lab.models.pretrain import encode
 from lab.models.questions import HELDOUT, PRETRAIN
 from lab.models.styles import HELDOUT_THANKS, PREFERENCES, STYLES
 from lab.models.wellformed import built_in_words, is_well_formed
 from trainer.canaries import read_canaries
-from trainer.hindsight import with_hint
 
 TOOL = {
     "type": "function",

@@ -30,10 +30,10 @@ from lab.models.corpus import (
     with_wish,
 )
 from lab.models.follow_ups import CLAIMED, FOLLOW_UPS, RESTATED
+from lab.models.hindsight import HINT_TEMPLATE, REACTION_TEMPLATE, accepted
 from lab.models.questions import HELDOUT, ONLINE, PRETRAIN
 from lab.models.styles import HELDOUT_THANKS, STYLES, THANKS
 from lab.tests.models.test_styles import bare
-from trainer.hindsight import HINT_TEMPLATE, REACTION_TEMPLATE, accepted
 
 
 def rate(hits: Sequence[bool]) -> float:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from store.errors import ClaimLost, RecordError
+from store.errors import MadeOfForgotten, RecordError
 from store.lifecycle import DropReason, Stage
 from store.record import Record
 from store.values import (
@@ -92,35 +92,41 @@ async def fill(record: Record) -> None:
 
 
 async def train(
-    record: Record, version: int, *turn_ids: str, replay: tuple[str, ...] = (), path: str | None = None
+    record: Record,
+    version: int,
+    *turn_ids: str,
+    path: str | None = None,
+    parent: int | None = None,
+    policy: str = POLICY,
+    others: Mapping[StepRole, tuple[str, ...]] | None = None,
 ) -> None:
-    """Publish a version that was trained on these turns."""
+    """Publish a version that was trained on these turns, made from the live one by default."""
     claimed = await record.claim(POLICY, 10, worker="w", lease_s=60)
     await record.release([turn.turn_id for turn in claimed if turn.turn_id not in turn_ids], worker="w")
     inputs = StepInputs(
         turns={
-            StepRole.BATCH: tuple((one, 1) for one in turn_ids),
-            StepRole.REPLAY: tuple((one, 1) for one in replay),
+            role: tuple((one, 1) for one in some)
+            for role, some in {StepRole.BATCH: turn_ids, **(others or {})}.items()
         },
-        edit_id=0,
         state={},
         settings={},
     )
+    words = SENTINEL if any("three" in some for some in (turn_ids, *(others or {}).values())) else "shorter"
     adapter = AdapterVersion(
-        policy=POLICY,
+        policy=policy,
         version=version,
         path=path or f"/adapters/{version}",
         content_hash="",
-        parent_version=version - 1,
+        parent_version=version - 1 if parent is None else parent,
         state=AdapterState.PUBLISHED,
-        reason=f'1 complaint; "{SENTINEL}"',
+        reason=f'1 complaint; "{words}"',
         method="rl",
-        metrics={"words": SENTINEL},
+        metrics={"words": words},
         created_at=float(version),
     )
     step = StepReport(
-        step_id=f"step-{version}",
-        policy=POLICY,
+        step_id=f"step-{policy}-{version}",
+        policy=policy,
         method="rl",
         started_at=1.0,
         finished_at=2.0,
@@ -129,7 +135,8 @@ async def train(
         metrics={},
         inputs=inputs,
     )
-    await record.publish(adapter, list(turn_ids), step, worker="w")
+    live = await record.live_version(policy)
+    await record.publish(adapter, list(turn_ids), step, worker="w", live=live)
 
 
 def words_in(folder: Path) -> Iterator[str]:
@@ -208,7 +215,7 @@ async def test_versions_trained_on_it_and_their_descendants_are_taken_back(recor
     await fill(record)
     await train(record, 1, "one")
     await train(record, 2, "same", "three")
-    await train(record, 3, "two", replay=("one",))
+    await train(record, 3, "two", others={StepRole.SERVED: ("one",)})
     await record.write_turns(
         [make_turn("reply", said("Good morning"), session_id="new", adapter_version=3, created_at=9.0)]
     )
@@ -222,7 +229,6 @@ async def test_versions_trained_on_it_and_their_descendants_are_taken_back(recor
     assert (await record.aliases())[POLICY].version == 1
     states = [adapter.state for adapter in await record.adapters(POLICY)]
     assert states == [AdapterState.PUBLISHED, AdapterState.FORGOTTEN, AdapterState.FORGOTTEN]
-    assert [step.version for step in done.replay[POLICY]] == [2, 3]
     fates = await record.fates(["one", "two", "same"])
     assert [fates[one].stage for one in ("one", "two", "same")] == [
         Stage.TRAINED, Stage.DROPPED, Stage.SCORED,
@@ -235,6 +241,43 @@ async def test_versions_trained_on_it_and_their_descendants_are_taken_back(recor
 async def test_a_step_that_used_it_meanwhile_is_not_published(record: Record) -> None:
     await fill(record)
     await record.forget(Selection(turn="three"), key=KEY)
-    with pytest.raises(ClaimLost, match="forgotten meanwhile"):
-        await train(record, 1, "one", replay=("three",))
+    with pytest.raises(MadeOfForgotten, match="forgotten meanwhile"):
+        await train(record, 1, "one", others={StepRole.SERVED: ("three",)})
     assert await record.adapters(POLICY) == []
+
+
+@pytest.mark.parametrize("role", list(StepRole))
+@pytest.mark.parametrize(("third", "tainted"), [(0, (2,)), (2, (2, 3))])
+async def test_a_version_goes_exactly_when_its_inputs_or_its_ancestors_hold_the_turn(
+    record: Record, role: StepRole, third: int, tainted: tuple[int, ...]
+) -> None:
+    await fill(record)
+    await train(record, 1, "one", parent=0)
+    await train(record, 2, parent=0, others={role: ("three",)})
+    await train(record, 3, "two", parent=third)
+    closure = (await record.forget(Selection(turn="three"), key=KEY)).closure
+    assert closure.tainted == {POLICY: tuple(sorted({*tainted, 3}))}  # "three" is the reaction to "two"
+    assert closure.clean == {POLICY: 1}
+
+
+async def test_a_version_that_does_not_hold_the_turn_stays_live(record: Record) -> None:
+    await fill(record)
+    await train(record, 1, "three", parent=0)
+    await train(record, 2, "same", parent=0)
+    closure = (await record.forget(Selection(turn="three"), key=KEY)).closure
+    assert (closure.tainted, closure.clean) == ({POLICY: (1,)}, {})
+    assert await record.live_version(POLICY) == 2
+    assert (await record.fates(["same"]))["same"].stage is Stage.TRAINED
+
+
+async def test_the_newest_clean_version_that_was_live_before_goes_live(record: Record) -> None:
+    await fill(record)
+    await train(record, 1, "one", parent=0)
+    await train(record, 2, parent=0)
+    await train(record, 3, "same", parent=0, others={StepRole.STATED: ("three",)})
+    await train(record, 4, parent=0)
+    await record.rollback(POLICY, 3)  # a person did not want version 4
+    closure = (await record.forget(Selection(turn="three"), key=KEY)).closure
+    assert closure.clean == {POLICY: 2}
+    fates = await record.fates(["one", "same"])
+    assert [fates[one].stage for one in ("one", "same")] == [Stage.TRAINED, Stage.SCORED]

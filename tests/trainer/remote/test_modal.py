@@ -14,13 +14,15 @@ import pytest
 from store.errors import AdapterError, ConfigError, PatinaError, UpstreamError
 from store.settings import read_settings
 from tests.fixtures import PATINA_TINY
+from tests.trainer.gates import ScriptedGate, quick_calibration
 from tests.trainer.test_worker import settings_of
 from tests.trainer.turns import sampled_turn
 from trainer.device import ExclusiveDevice
+from trainer.protocol import VersionJob
 from trainer.remote.modal_connection import APP, WORKER, ModalConnection
 from trainer.remote.version_trainer import RemoteVersionTrainer
 from trainer.version_trainer import LocalVersionTrainer
-from trainer.worker import make_workshop
+from trainer.worker import make_version_trainer
 
 pytestmark = pytest.mark.slow
 
@@ -59,6 +61,8 @@ def test_the_real_package_accepts_the_app(modal_app: ModuleType) -> None:
 def test_a_version_is_made_by_the_app(
     deployed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("trainer.version_trainer.calibrate", quick_calibration)
+    monkeypatch.setattr("trainer.version_trainer.Gate", lambda *_, **__: ScriptedGate())
     downloaded = tmp_path / "cache" / "models" / "org--model-0123456789ab"
     shutil.copytree(PATINA_TINY, downloaded)
     monkeypatch.setenv("PATINA_CACHE", str(tmp_path / "cache"))
@@ -73,11 +77,11 @@ def test_a_version_is_made_by_the_app(
             "anchors": 1,
         }
     )
-    trainer = make_workshop(settings, ExclusiveDevice())
+    trainer = make_version_trainer(settings, ExclusiveDevice())
     assert isinstance(trainer, RemoteVersionTrainer)
     assert trainer.notes[0].startswith("trains on Modal")
     policy = LocalVersionTrainer(settings).policy
-    outcome = trainer.attempt([sampled_turn(policy, "a", "What is the sea?")], [], [], 1)
+    outcome = trainer.attempt(VersionJob(number=1, turns=[sampled_turn(policy, "a", "What is the sea?")]))
     assert outcome.written is not None
     assert outcome.written.path.is_relative_to(settings.adapters_folder)
 

@@ -9,22 +9,24 @@ from pathlib import Path
 
 import pytest
 
+from store.calibration import Calibration, read_calibration
 from store.errors import AdapterError, AdapterMismatch, UpstreamError, WireError
 from store.lifecycle import Stage
 from store.record import Record
 from store.settings import Settings
-from store.values import AdapterState, AdapterVersion, ScoredTurn
-from tests.trainer.gates import ScriptedGate
+from store.values import AdapterState, AdapterVersion, ScoredTurn, Wish, WishState
+from tests.trainer.gates import ScriptedGate, quick_calibration
 from tests.trainer.test_worker import Bench, settings_of
-from tests.trainer.turns import sampled_turn
+from tests.trainer.turns import sampled_turn, wishing_turn
 from trainer.checkpoint import STATE, TRAINER_STATE, store_version, version_bytes
 from trainer.gate import GateVerdict
 from trainer.policy import LocalPolicy
-from trainer.protocol import Edit, Outcome
-from trainer.remote.messages import Attempt, TrainReply, TrainRequest, decode, encode
+from trainer.protocol import Outcome, VersionJob
+from trainer.remote.messages import TrainReply, TrainRequest, decode, encode
 from trainer.remote.training_host import TrainingHost
 from trainer.remote.version_trainer import RemoteVersionTrainer
 from trainer.version_trainer import LocalVersionTrainer
+from trainer.wish_review import Reviewed, WishReview
 
 pytestmark = pytest.mark.slow
 
@@ -63,20 +65,28 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the gate objects to; random weights know no facts."""
     objections: list[str] = []
     monkeypatch.setattr("trainer.version_trainer.Gate", lambda *_, **__: Listening(objections))
+    monkeypatch.setattr("trainer.version_trainer.calibrate", quick_calibration)
+    monkeypatch.setattr(WishReview, "review", lambda _, wishes, seed: reviewed(*wishes))
     return objections
 
 
-class Listening:
+def reviewed(*wishes: Wish) -> Reviewed:
+    """Random weights follow no wish, whatever is asked of them."""
+    return Reviewed(learnt=wishes, measures={one.wish_id: {"base": 0.0, "told": 1.0} for one in wishes})
+
+
+class Listening(ScriptedGate):
     def __init__(self, objections: list[str]) -> None:
+        super().__init__()
         self._objections = objections
 
-    def examine(self, policy: object, before: object = None) -> GateVerdict:
-        return ScriptedGate(*self._objections).examine(policy, before)
+    def examine(self) -> GateVerdict:
+        return ScriptedGate(*self._objections).examine()
 
 
 @pytest.fixture
 def settings(tiny_model: Path, tmp_path: Path, gate: list[str]) -> Settings:
-    return settings_of(tiny_model, tmp_path / "home", replay=2)
+    return settings_of(tiny_model, tmp_path / "home")
 
 
 @pytest.fixture
@@ -107,15 +117,16 @@ class Pair:
     def attempt(self, number: int, *names: str) -> Outcome:
         """Make a version on both sides, and hold them against each other."""
         turns = batch(self.here.policy, *names, version=self.here.version)
-        assert self.here.draw_replay(turns) == self.there.draw_replay(turns)
-        here = self.here.attempt(turns, [], [-1], number)
-        there = self.there.attempt(turns, [], [-1], number)
+        return self.of(VersionJob(number=number, turns=turns, recent=[-1]))
+
+    def of(self, job: VersionJob) -> Outcome:
+        here, there = self.here.attempt(job), self.there.attempt(job)
         assert files_of(here) == files_of(there)
         assert here.rejected == there.rejected
         assert here.refused == there.refused
         if not here.rejected:
-            self.here.commit(number)
-            self.there.commit(number)
+            self.here.commit(job.number)
+            self.there.commit(job.number)
         assert self.here.state() == self.there.state()
         return there
 
@@ -138,9 +149,7 @@ def test_versions_of_the_worker_are_those_of_this_machine_also_after_it_was_repl
     assert link.calls[-1] is False
 
 
-def test_a_rejected_attempt_leaves_the_same_rate_and_the_next_one_begins_where_it_did(
-    pair: Pair, gate: list[str]
-) -> None:
+def test_after_a_rejected_attempt_the_next_one_begins_where_it_did(pair: Pair, gate: list[str]) -> None:
     pair.attempt(1, "a", "b")
     gate.append("replies do not end")
     assert pair.attempt(2, "c", "d").rejected
@@ -151,7 +160,7 @@ def test_a_rejected_attempt_leaves_the_same_rate_and_the_next_one_begins_where_i
 def test_a_version_that_was_not_published_is_not_built_upon(pair: Pair) -> None:
     turns = batch(pair.here.policy, "a", "b")
     for trainer in (pair.here, pair.there):
-        trainer.attempt(turns, [], [], 1)
+        trainer.attempt(VersionJob(number=1, turns=turns))
         trainer.revert()
     pair.attempt(1, "c", "d")
 
@@ -198,12 +207,14 @@ def test_a_request_that_is_repeated_is_answered_without_a_second_attempt(
     monkeypatch.setattr(LocalVersionTrainer, "attempt", count)
     trainer = RemoteVersionTrainer(settings, link)
     turns = batch(LocalVersionTrainer(settings).policy, "a", "b")
-    first = trainer.attempt(turns, [], [], 1)
-    again = trainer.attempt(turns, [], [], 1)
+    first = trainer.attempt(VersionJob(number=1, turns=turns))
+    again = trainer.attempt(VersionJob(number=1, turns=turns))
     assert first.written == again.written
     assert len(counted) == 1
     trainer.commit(1)
-    assert trainer.attempt(batch(LocalVersionTrainer(settings).policy, "c", "d"), [], [], 2).written
+    assert trainer.attempt(
+        VersionJob(number=2, turns=batch(LocalVersionTrainer(settings).policy, "c", "d"))
+    ).written
 
 
 def test_what_the_worker_reports_is_raised_here_as_the_same_error(
@@ -218,7 +229,7 @@ def test_what_the_worker_reports_is_raised_here_as_the_same_error(
     with monkeypatch.context() as patched:
         patched.setattr(LocalVersionTrainer, "attempt", fail)
         with pytest.raises(AdapterMismatch, match=r"the worker: another model"):
-            trainer.attempt(turns, [], [], 1)
+            trainer.attempt(VersionJob(number=1, turns=turns))
 
     def break_down(*_: object) -> Outcome:
         raise ZeroDivisionError("by zero")
@@ -226,8 +237,8 @@ def test_what_the_worker_reports_is_raised_here_as_the_same_error(
     with monkeypatch.context() as patched:
         patched.setattr(LocalVersionTrainer, "attempt", break_down)
         with pytest.raises(AdapterError, match=r"ZeroDivisionError: by zero"):
-            trainer.attempt(turns, [], [], 1)
-    assert trainer.attempt(turns, [], [], 1).written
+            trainer.attempt(VersionJob(number=1, turns=turns))
+    assert trainer.attempt(VersionJob(number=1, turns=turns)).written
 
 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", STATE, TRAINER_STATE])
@@ -243,7 +254,7 @@ def test_files_that_changed_on_the_way_are_refused_and_removed(
 
     link.call = change  # type: ignore[method-assign]
     with pytest.raises(AdapterError):
-        trainer.attempt(batch(LocalVersionTrainer(settings).policy, "a", "b"), [], [], 1)
+        trainer.attempt(VersionJob(number=1, turns=batch(LocalVersionTrainer(settings).policy, "a", "b")))
     assert not list(settings.adapters_folder_of(NAME).glob("*@*"))
 
 
@@ -273,18 +284,92 @@ def test_messages_survive_the_way(settings: Settings, link: InProcess) -> None:
     request = TrainRequest(
         settings={"method": "rl"},
         policy=NAME,
-        attempt=Attempt(
-            turns=(odd,),
-            replay=(),
-            recent=(-1, 1),
-            number=3,
-            remembered=(turn,),
-            edits=(Edit(turn_id="a", text=None),),
-        ),
+        calibration=Calibration(model="digest", obeyed={"behind": 0.5}, anchors=[[[1, 2], [3]]]),
+        job=VersionJob(number=3, turns=[odd], served=[turn], recent=[-1, 1], wishes=[WISH]),
     )
     assert decode(TrainRequest, encode(request)) == request
     with pytest.raises(WireError):
         decode(TrainRequest, json.dumps({"settings": 3}))
+
+
+# -- versions that begin at the base model
+
+
+WISH = Wish(
+    wish_id=7,
+    policy=NAME,
+    state=WishState.PROMPT,
+    text="Answer in capital letters.",
+    edited=False,
+    measures={},
+    statements=(),
+    created_at=0.0,
+    changed_at=0.0,
+)
+
+
+def wish_job(policy: LocalPolicy, number: int, *names: str) -> VersionJob:
+    turns = [wishing_turn(policy, name, f"Question {name}?", WISH.text) for name in names]
+    return VersionJob(number=number, turns=turns, wishes=[WISH])
+
+
+@pytest.fixture
+def wish_pair(settings: Settings, link: InProcess, tmp_path: Path) -> Pair:
+    learning = settings.learning.model_copy(update={"samples": 3})
+    return Pair(settings.model_copy(update={"method": "combine", "learning": learning}), link, tmp_path)
+
+
+def test_versions_with_wishes_are_those_of_this_machine_and_no_file_travels_to_the_worker(
+    wish_pair: Pair, link: InProcess
+) -> None:
+    job = wish_job(wish_pair.here.policy, 1, "a", "b")
+    first = wish_pair.of(job)
+    assert first.metrics["samples"]["wish"] == 3
+    assert [row["wish_id"] for row in first.metrics["wishes"]] == [7]
+    assert first.measures[7]["version"] == 1
+    wish_pair.of(wish_job(wish_pair.here.policy, 2, "c"))
+    link.start()
+    again = wish_pair.of(replace(job, number=3))
+    assert files_of(again)["adapter_model.safetensors"] == files_of(first)["adapter_model.safetensors"]
+    assert not any(link.calls)
+
+
+def test_each_version_begins_at_the_checkpoint_that_is_named(
+    wish_pair: Pair, link: InProcess, tmp_path: Path
+) -> None:
+    checkpoint = wish_pair.of(wish_job(wish_pair.here.policy, 1, "x", "y"))
+    assert checkpoint.written is not None
+    resumed = wish_pair.settings.model_copy(update={"resume_from_ckpt": str(checkpoint.written.path)})
+    pair = Pair(resumed, link, tmp_path)
+    assert link.calls[-1] is True
+    job = wish_job(pair.here.policy, 1, "a", "b")
+    first = pair.of(job)
+    second = pair.of(replace(job, number=2))
+    weights = [files_of(one)["adapter_model.safetensors"] for one in (checkpoint, first, second)]
+    assert weights[0] != weights[1] == weights[2]
+
+
+def test_the_calibration_is_measured_once_and_kept_where_the_gateway_reads_it(
+    settings: Settings, link: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+
+    def calibrate(policy: LocalPolicy, model: str, *rest: object, anchors: int, seed: int) -> Calibration:
+        measured.append(model)
+        found = quick_calibration(policy, model, *rest, anchors=anchors, seed=seed)
+        return replace(found, placement="system", gate={})
+
+    monkeypatch.setattr("trainer.version_trainer.calibrate", calibrate)
+    RemoteVersionTrainer(settings, link)
+    known = read_calibration(settings.home)
+    assert known is not None
+    assert known.placement == "system"
+    fresh = InProcess(tmp_path / "fresh")
+    trainer = RemoteVersionTrainer(settings, fresh)
+    assert fresh.host._trainer is not None
+    assert fresh.host._trainer.calibration == known
+    assert len(measured) == 1
+    assert trainer.state().keys() == {"effort"}
 
 
 async def test_the_worker_process_publishes_versions_of_a_remote_trainer(

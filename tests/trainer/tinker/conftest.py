@@ -60,7 +60,7 @@ def make_policy(tmp_path: Path) -> Iterator[Make]:
         link = TinkerConnection(settings)
         links.append(link)
         name, context = base_model(settings)
-        policy = TinkerPolicy(settings, link, name, context, top_k=settings.learning.top_k)
+        policy = TinkerPolicy(settings, link, name, context)
         policy.abilities = find_capabilities(link, settings, name, policy.training())
         return policy
 

@@ -17,16 +17,18 @@ from tests.store.queries.test_forget import fill, train
 from tests.tinker.checkpoints import Checkpoints
 from tests.tinker.errors import Refused
 from tests.tinker.running import TinkerServer
-from tests.trainer.gates import ScriptedGate
+from tests.trainer.gates import ScriptedGate, quick_calibration
 from tests.trainer.tinker.conftest import settings_of
 from tests.trainer.turns import sampled_turn
+from trainer.protocol import VersionJob
 from trainer.tinker.version_trainer import TinkerVersionTrainer
 
 pytestmark = pytest.mark.long_run  # starts a trainer process
 
 
 @pytest.fixture
-def settings(server: TinkerServer, tmp_path: Path) -> Settings:
+def settings(server: TinkerServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr("trainer.version_trainer.calibrate", quick_calibration)
     given = {"method": "rl", "anchors": 0, "learning_rate": 1e-3, "lora_rank": 4}
     made = settings_of(server, tmp_path / "home", **given)
     made.home.mkdir()
@@ -40,7 +42,7 @@ def publish_one(settings: Settings) -> TinkerVersion:
     trainer = TinkerVersionTrainer(settings)
     trainer._gate = ScriptedGate()  # type: ignore[assignment]  # same method
     turns = [sampled_turn(trainer.policy, name, f"Question {name}?") for name in ("a", "b")]
-    written = trainer.attempt(turns, [], [], 1).written
+    written = trainer.attempt(VersionJob(number=1, turns=turns)).written
     trainer.close()
     assert written is not None
 

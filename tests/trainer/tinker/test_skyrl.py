@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from tests.tinker.running import SkyrlServer, missing_skyrl, skyrl_python
-from tests.trainer.plans import bare_plan
+from tests.trainer.gates import quick_calibration
 from tests.trainer.tinker.conftest import settings_of
 from trainer.advantages import Streams
 from trainer.batch import Sample
+from trainer.plan import StepPlan
 from trainer.protocol import Reply
 from trainer.tinker.policy import Saved
 from trainer.tinker.step import train
@@ -29,22 +30,31 @@ pytestmark = [
 ]
 
 PROMPTS = [tuple(range(5, 13)), tuple(range(20, 28))]
-PLAN = bare_plan(method="rl", steps_per_batch=3)
 
 
 @pytest.fixture(scope="module")
 def trainer(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerVersionTrainer]:
+    """With few anchors and no other calibration."""
     python = skyrl_python()
     assert python is not None
     folder = tmp_path_factory.mktemp("skyrl")
     server = SkyrlServer(python, tiny_model, folder, slots=8, rank=8)
     try:
         server.start()
-        made = TinkerVersionTrainer(settings_of(server, folder / "home", lora_rank=8, learning_rate=1e-3))
+        given = {"lora_rank": 8, "learning_rate": 1e-3, "anchors": 1}
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("trainer.version_trainer.calibrate", quick_calibration)
+            made = TinkerVersionTrainer(settings_of(server, folder / "home", **given))
         yield made
         made.close()
     finally:
         server.stop()
+
+
+def plan_of(trainer: TinkerVersionTrainer, passes: int) -> StepPlan:
+    """One step a pass, of both samples."""
+    settings = trainer._settings.model_copy(update={"method": "rl", "kl_loss_coef": 0.01})
+    return replace(StepPlan.of(settings), step_samples=2, passes=passes)
 
 
 def samples(replies: Sequence[Reply], advantages: Sequence[float]) -> list[Sample]:
@@ -67,8 +77,7 @@ def samples(replies: Sequence[Reply], advantages: Sequence[float]) -> list[Sampl
 def test_missing_features_are_detected_and_reported(trainer: TinkerVersionTrainer) -> None:
     abilities = trainer.policy.abilities
     assert abilities.means
-    assert not abilities.top
-    assert trainer.policy.support == "token"
+    assert not abilities.support
     assert "the server's losses are means, which is made up for" in trainer.notes
 
 
@@ -84,7 +93,7 @@ def test_praise_makes_a_reply_likelier_and_blame_another_less_likely_and_both_ca
         assert float((before[row, : len(drawn)] - drawn).abs().max()) < 1e-3
 
     policy.begin("patina-tiny@1")
-    metrics = train(policy, samples(replies, (1.0, -1.0)), PLAN, carrier="importance_sampling")
+    metrics = train(policy, samples(replies, (1.0, -1.0)), plan_of(trainer, 3), carrier="importance_sampling")
     assert metrics["optimizer_steps"] == 3
     assert metrics["pass_gap"] < 1e-3
     policy.version_files("patina-tiny@1")
@@ -99,7 +108,7 @@ def test_praise_makes_a_reply_likelier_and_blame_another_less_likely_and_both_ca
     assert float((again - before)[mask].abs().max()) < 1e-3
     policy.restore({"sampler_path": learnt.sampler_path, "state_path": learnt.state_path})
     policy.begin("patina-tiny@2")
-    more = train(policy, samples(replies, (1.0, -1.0)), replace(PLAN, steps_per_batch=1), carrier="ppo")
+    more = train(policy, samples(replies, (1.0, -1.0)), plan_of(trainer, 1), carrier="ppo")
     # It begins where the checkpoint ends, not at the base model.
     gap = (before - after)[mask].double()
     assert more["kl_base_k3"] == pytest.approx(float((gap.expm1() - gap).mean()), rel=0.01)

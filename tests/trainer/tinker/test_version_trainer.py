@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,21 +14,23 @@ import safetensors.torch
 import torch
 
 from serving.tinker.version import FILE, read_version
+from store.calibration import read_calibration
 from store.errors import AdapterError, ConfigError, UpstreamUnreachable
 from store.lifecycle import DropReason
-from store.values import AdapterState, AdapterVersion, LogprobMode, ScoredTurn
+from store.values import AdapterState, AdapterVersion, LogprobMode, ScoredTurn, Wish, WishState
 from tests.tinker.checkpoints import Checkpoints
 from tests.tinker.errors import Refused
 from tests.tinker.running import TinkerServer
-from tests.trainer.gates import ScriptedGate
+from tests.trainer.gates import ScriptedGate, quick_calibration
 from tests.trainer.tinker.conftest import settings_of
-from tests.trainer.turns import sampled_turn
-from trainer.checkpoint import read_state, verify_version
+from tests.trainer.turns import sampled_turn, wishing_turn
+from trainer.checkpoint import verify_version
 from trainer.gate import Gate
 from trainer.policy import LocalPolicy
-from trainer.protocol import Outcome, Weights
+from trainer.protocol import Outcome, VersionJob, Weights
 from trainer.tinker.policy import Saved
 from trainer.tinker.version_trainer import TinkerVersionTrainer
+from trainer.wish_review import Reviewed, WishReview
 
 pytestmark = pytest.mark.slow
 
@@ -35,12 +38,14 @@ Open = Callable[..., TinkerVersionTrainer]
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Open]:
-    """Version trainers with a scripted gate; random weights know no facts."""
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    """Version trainers with a scripted gate; random weights know no facts and follow no wish, whatever is asked of them."""
+    monkeypatch.setattr("trainer.version_trainer.calibrate", quick_calibration)
+    monkeypatch.setattr(WishReview, "review", lambda _, wishes, seed: reviewed(*wishes))
     shops = []
 
     def open_one(server: TinkerServer, *rejected: str, **given: Any) -> TinkerVersionTrainer:
-        usual = {"method": "rl", "anchors": 0, "learning_rate": 1e-3, "lora_rank": 4}
+        usual = {"method": "rl", "anchors": 2, "learning_rate": 1e-3, "lora_rank": 4}
         trainer = TinkerVersionTrainer(settings_of(server, tmp_path / "home", **{**usual, **given}))
         trainer._gate = ScriptedGate(*rejected)  # type: ignore[assignment]  # same method
         shops.append(trainer)
@@ -56,6 +61,27 @@ def complaints(trainer: TinkerVersionTrainer, *names: str) -> list[ScoredTurn]:
         sampled_turn(trainer.policy, name, f"Question {name}?", adapter_version=trainer.version)
         for name in names
     ]
+
+
+def reviewed(*wishes: Wish) -> Reviewed:
+    return Reviewed(learnt=wishes, measures={one.wish_id: {"base": 0.0, "told": 1.0} for one in wishes})
+
+
+WISH = Wish(
+    wish_id=7,
+    policy="patina-tiny",
+    state=WishState.PROMPT,
+    text="Answer in capital letters.",
+    edited=False,
+    measures={},
+    statements=(),
+    created_at=0.0,
+    changed_at=0.0,
+)
+
+
+def job_of(number: int, turns: list[ScoredTurn], **more: Any) -> VersionJob:
+    return VersionJob(number=number, turns=turns, **more)
 
 
 def published(outcome: Outcome, number: int) -> AdapterVersion:
@@ -84,7 +110,7 @@ def weights_of(server: TinkerServer, outcome: Outcome) -> dict[str, torch.Tensor
 
 def test_a_version_is_a_folder_that_says_where_its_weights_are(server: TinkerServer, opened: Open) -> None:
     trainer = opened(server)
-    outcome = trainer.attempt(complaints(trainer, "a", "b"), [], [], 1)
+    outcome = trainer.attempt(job_of(1, complaints(trainer, "a", "b")))
     assert outcome.written is not None
     folder = outcome.written.path
     assert sorted(p.name for p in folder.iterdir()) == ["manifest.json", "patina", FILE]
@@ -94,7 +120,7 @@ def test_a_version_is_a_folder_that_says_where_its_weights_are(server: TinkerSer
     assert version.base_model == server.name
     assert "/weights/patina-tiny-1-" in version.state_path
     assert outcome.metrics["tinker"]["sampler_path"] == version.sampler_path
-    assert read_state(folder)["steps"] == 1
+    assert outcome.metrics["optimizer_steps"] == 2
     (folder / FILE).write_text((folder / FILE).read_text().replace("sampler_weights", "other"))
     with pytest.raises(AdapterError, match="not what was published"):
         verify_version(folder, outcome.written.content_hash)
@@ -106,34 +132,34 @@ def test_a_restarted_trainer_goes_on_with_the_optimizer_where_the_last_one_stopp
     """Two steps by one trainer give the same weights as one step each by two."""
     straight = opened(server)
     turns = complaints(straight, "a", "b")
-    first = straight.attempt(turns, [], [], 1)
+    first = straight.attempt(job_of(1, turns))
     straight.commit(1)
     more = complaints(straight, "c", "d")
-    second = straight.attempt(more, [], [-1, -1], 2)
+    second = straight.attempt(job_of(2, more, recent=[-1, -1]))
     other = opened(server)
     other.load(published(first, 1))
-    again = other.attempt(more, [], [-1, -1], 2)
+    again = other.attempt(job_of(2, more, recent=[-1, -1]))
     one, two = weights_of(server, second), weights_of(server, again)
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-5, atol=1e-7)
     bare = opened(server)
-    fresh = bare.attempt(more, [], [-1, -1], 1)
+    fresh = bare.attempt(job_of(1, more, recent=[-1, -1]))
     assert any(not torch.allclose(weights_of(server, fresh)[name], value) for name, value in one.items())
 
 
 def test_a_rejected_version_leaves_the_policy_at_its_parent(server: TinkerServer, opened: Open) -> None:
     trainer = opened(server)
     turns = complaints(trainer, "a", "b")
-    first = trainer.attempt(turns, [], [], 1)
+    first = trainer.attempt(job_of(1, turns))
     trainer.commit(1)
     parent = trainer.policy.snapshot()
     more = complaints(trainer, "c", "d")
     trainer._gate = ScriptedGate("replies do not end")  # type: ignore[assignment]  # same method
-    rejected = trainer.attempt(more, [], [], 2)
+    rejected = trainer.attempt(job_of(2, more))
     assert rejected.rejected == ("replies do not end",)
     assert rejected.written is not None
     assert trainer.policy.snapshot() == parent
-    assert trainer.policy.learning_rate == pytest.approx(5e-4)
+    assert trainer.policy.learning_rate == pytest.approx(1e-3)
     trainer.policy.begin("look")
     held = trainer.policy.training()
     path = trainer.policy.link.wait([held.save_state("look")])[0].path
@@ -145,15 +171,15 @@ def test_a_rejected_version_leaves_the_policy_at_its_parent(server: TinkerServer
 
 def test_any_version_can_be_gone_back_to_and_the_base_model_too(server: TinkerServer, opened: Open) -> None:
     trainer = opened(server)
-    first = trainer.attempt(complaints(trainer, "a", "b"), [], [], 1)
+    first = trainer.attempt(job_of(1, complaints(trainer, "a", "b")))
     trainer.commit(1)
-    trainer.attempt(complaints(trainer, "c", "d"), [], [], 2)
+    trainer.attempt(job_of(2, complaints(trainer, "c", "d")))
     trainer.commit(2)
     trainer.load(published(first, 1))
     assert trainer.version == 1
     assert first.written is not None
     assert trainer.policy.saved.sampler_path == read_version(first.written.path).sampler_path
-    third = trainer.attempt(complaints(trainer, "e", "f"), [], [], 3)
+    third = trainer.attempt(job_of(3, complaints(trainer, "e", "f")))
     assert third.parent_version == 1
     trainer.reset(trainer.name)
     assert (trainer.version, trainer.policy.saved) == (0, Saved())
@@ -183,7 +209,7 @@ def test_pruned_versions_are_deleted_on_the_server_and_a_refusal_is_only_reporte
     server: TinkerServer, opened: Open, capfd: pytest.CaptureFixture[str]
 ) -> None:
     trainer = opened(server)
-    outcome = trainer.attempt(complaints(trainer, "a", "b"), [], [], 1)
+    outcome = trainer.attempt(job_of(1, complaints(trainer, "a", "b")))
     assert outcome.written is not None
     checkpoints = Checkpoints(server._state)
     version = read_version(outcome.written.path)
@@ -213,11 +239,11 @@ def test_log_probabilities_of_another_temperature_are_asked_for_anew(
     ]
     wrong = tuple(value / 2 for value in turns[0].completion.sampling_logprobs)
     turns[0] = replace(turns[0], completion=replace(turns[0].completion, sampling_logprobs=wrong))
-    outcome = trainer.attempt(turns, [], [], 1)
+    outcome = trainer.attempt(job_of(1, turns))
     assert outcome.refused == {}
     assert outcome.metrics["staleness_mean"] == pytest.approx(1.0, abs=1e-4)
     gone = replace(turns[0], adapter_version=-1)
-    refusal = trainer.attempt([gone, turns[1]], [], [], 2).refused["warm"]
+    refusal = trainer.attempt(job_of(2, [gone, turns[1]])).refused["warm"]
     assert refusal.reason is DropReason.STALE
     assert "not there any more" in refusal.detail
 
@@ -227,8 +253,6 @@ def test_what_cannot_be_had_is_refused_at_start_in_one_sentence(
 ) -> None:
     with pytest.raises(ConfigError, match="--method sdpo compares whole distributions"):
         opened(poor_server, method="sdpo")
-    with pytest.raises(ConfigError, match="--teacher ema"):
-        opened(server, teacher="ema")
     with pytest.raises(ConfigError, match="no model other/model to teach"):
         opened(server, teacher_model_name="other/model")
 
@@ -237,11 +261,12 @@ def test_what_a_person_should_know_is_in_the_notes(
     poor_server: TinkerServer, server: TinkerServer, opened: Open
 ) -> None:
     assert opened(server, method="sdpo").notes == (
-        "the directive term is on the policy's 20 likeliest tokens",
+        "the directive term is on the teacher's 32 likeliest tokens",
     )
-    measured = opened(poor_server, method="combine").notes
-    assert "on the sampled tokens only" in measured[0]
-    assert "estimates on single tokens" in measured[1]
+    (note,) = opened(poor_server, method="combine").notes
+    assert "on the sampled tokens only" in note
+    divided = opened(poor_server, method="combine", tinker_gradients="means").notes
+    assert divided[1] == "the server's losses are means, which is made up for"
 
 
 def test_a_server_that_is_away_is_reported_before_any_turn_is_claimed(
@@ -259,30 +284,90 @@ def test_a_server_that_is_away_is_reported_before_any_turn_is_claimed(
 
 
 def test_the_gate_measures_through_sampling_clients_what_it_measures_here(
-    server: TinkerServer, opened: Open, tiny_model: Path
+    server: TinkerServer, opened: Open, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = opened(server, top_k=400)
-    here = LocalPolicy(
-        str(tiny_model), rank=4, seed=3, beta1=0.9, update_clip=0.0, device="cpu", learning_rate=1e-4
-    )
-    mine = Gate(here, str(tiny_model), max_tokens=6).base()
-    theirs = Gate(trainer.policy, str(tiny_model), max_tokens=6).base()
-    assert theirs.counts == mine.counts
-    assert (theirs.length, theirs.plain_length) == (mine.length, mine.plain_length)
-    assert (theirs.facts, theirs.tools, theirs.obeyed) == (mine.facts, mine.tools, mine.obeyed)
-    assert theirs.entropy == pytest.approx(mine.entropy, rel=0.02)  # the rest is one bin
-    assert theirs.kl == 0.0
-    measured = Gate(trainer.policy, str(tiny_model), max_tokens=6).probe.measure(Weights.STUDENT)
-    assert measured.kl == pytest.approx(0.0, abs=1e-6)
+    monkeypatch.setattr("trainer.gate.MAX_TOKENS", 6)
+    trainer = opened(server)
+    here = LocalPolicy(str(tiny_model), rank=4, seed=3, device="cpu", learning_rate=1e-4)
+    mine, theirs = (Gate(one, str(tiny_model)) for one in (here, trainer.policy))
+    assert theirs.base().counts["facts"] > 0
+    assert theirs.base() == mine.base()
+    assert theirs.examine() == mine.examine()
 
 
-def test_weights_that_are_no_numbers_never_pass(server: TinkerServer, opened: Open, tiny_model: Path) -> None:
+def test_weights_that_are_no_numbers_never_pass(
+    server: TinkerServer, opened: Open, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.gate.MAX_TOKENS", 4)
     trainer = opened(server)
     parent = trainer.policy.snapshot()
-    trainer._gate = Gate(trainer.policy, str(tiny_model), max_tokens=4)
-    trainer._rate = 1e30  # the server makes this step, and has no numbers afterwards
-    outcome = trainer.attempt(complaints(trainer, "a", "b"), [], [], 1)
+    trainer._gate = Gate(trainer.policy, str(tiny_model))
+    trainer.policy.learning_rate = 1e30  # the server makes this step, and has no numbers afterwards
+    outcome = trainer.attempt(job_of(1, complaints(trainer, "a", "b")))
     assert outcome.rejected == ("a weight is not a finite number",)
-    assert outcome.metrics["kl_step"] is None  # the record has no NaN
+    assert outcome.metrics["optimizer_steps"] == 1
     assert trainer.policy.snapshot() == parent
-    assert trainer.attempt(complaints(trainer, "c"), [], [], 2).metrics["kl_step"] >= 0
+    trainer.policy.learning_rate = 1e-3
+    trainer._gate = ScriptedGate()  # type: ignore[assignment]  # same method
+    again = trainer.attempt(job_of(2, complaints(trainer, "c")))
+    assert not again.rejected
+    assert math.isfinite(again.metrics["loss_after"])
+
+
+# -- wishes
+
+
+def wish_job(trainer: TinkerVersionTrainer, number: int, *names: str) -> VersionJob:
+    turns = [wishing_turn(trainer.policy, name, f"Question {name}?", WISH.text) for name in names]
+    return job_of(number, turns, wishes=(WISH,))
+
+
+def test_a_version_learns_wishes_from_the_base_model_whatever_came_before(
+    server: TinkerServer, opened: Open
+) -> None:
+    given = {"method": "combine", "samples": 3, "passes": 1}
+    trainer = opened(server, **given)
+    job = wish_job(trainer, 1, "a", "b")
+    alone = trainer.attempt(job)
+    kinds = {"wish": 3, "anchor": 2, "verdict": 0}
+    assert alone.metrics["samples"] == kinds  # two of the turns, one of the teacher
+    assert (alone.refused, alone.used, alone.parent_version) == ({}, ("a", "b"), 0)
+    (row,) = alone.metrics["wishes"]
+    assert (row["wish_id"], row["base"], row["told"]) == (7, 0.0, 1.0)
+    assert 0.0 <= row["weights"] <= 1.0
+    assert row["replies"] > 0
+    trainer.commit(1)
+    trainer.attempt(wish_job(trainer, 2, "c"))
+    trainer.commit(2)
+    again = trainer.attempt(replace(job, number=3))
+    one, two = weights_of(server, alone), weights_of(server, again)
+    assert any(value.abs().sum() > 0 for name, value in one.items() if "lora_B" in name)
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-5, atol=1e-7)
+    restarted = opened(server, **given)
+    restarted.load(published(again, 3))
+    assert restarted.policy.saved == Saved()  # the live weights are not gone on from
+    third = restarted.attempt(replace(job, number=4))
+    for name, value in one.items():
+        torch.testing.assert_close(weights_of(server, third)[name], value, rtol=1e-5, atol=1e-7)
+
+
+def test_served_replies_of_any_temperature_teach_wishes(server: TinkerServer, opened: Open) -> None:
+    trainer = opened(server, method="opd", samples=1, passes=1)
+    warm = [
+        replace(turn, temperature=0.7, logprob_mode=LogprobMode.PROCESSED)
+        for turn in wish_job(trainer, 1, "warm").turns
+    ]
+    outcome = trainer.attempt(job_of(1, warm, wishes=(WISH,)))
+    assert (outcome.refused, outcome.used) == ({}, ("warm",))
+
+
+def test_a_calibration_is_of_the_servers_model(server: TinkerServer, opened: Open) -> None:
+    trainer = opened(server)
+    model = trainer.calibration.model
+    assert model.endswith(f" {server.name}")
+    known = read_calibration(trainer._settings.home, model)
+    assert known is not None
+    assert known.anchors == trainer.calibration.anchors
+    assert len(known.anchors) == 2
+    assert read_calibration(trainer._settings.home, model.removesuffix(server.name) + "other") is None

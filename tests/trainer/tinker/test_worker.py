@@ -26,7 +26,7 @@ from store.record import Record
 from store.settings import REPOSITORY, Settings, child_environment
 from tests import waiting
 from tests.tinker.running import TinkerServer
-from tests.trainer.gates import open_the_gate
+from tests.trainer.gates import open_the_gate, quick_calibration
 from tests.trainer.tinker.conftest import settings_of
 from tests.trainer.turns import as_recorded, sampled_turn
 from trainer.policy import LocalPolicy
@@ -36,6 +36,11 @@ from trainer.worker import MAX_FAILURES, TrainerWorker
 pytestmark = pytest.mark.slow
 
 POLICY = "patina-tiny"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.version_trainer.calibrate", quick_calibration)
 
 
 @pytest.fixture
@@ -49,9 +54,7 @@ def own_server(tiny_model: Path, tmp_path: Path) -> Iterator[TinkerServer]:
 @pytest.fixture
 def speaker(tiny_model: Path) -> LocalPolicy:
     """Completes with the served policy's greedy reply."""
-    return LocalPolicy(
-        str(tiny_model), rank=4, seed=3, beta1=0.9, update_clip=0.0, device="cpu", learning_rate=1e-4
-    )
+    return LocalPolicy(str(tiny_model), rank=4, seed=3, device="cpu", learning_rate=1e-4)
 
 
 class Bench:
@@ -82,8 +85,8 @@ async def add(record: Record, speaker: LocalPolicy, *turn_ids: str) -> None:
 def settings(server: TinkerServer, home: Path) -> Settings:
     # The verdicts are from long ago: without a longer patience one of them alone would be due for training at once.
     return settings_of(
-        server, home, method="rl", anchors=0, batch_size=2, lora_rank=4, learning_rate=1e-3, replay=0,
-        max_wait_s=1e12, steps_per_batch=1,
+        server, home, method="rl", anchors=0, batch_size=2, lora_rank=4, learning_rate=1e-3,
+        max_wait_s=1e12, passes=1,
     )  # fmt: skip
 
 

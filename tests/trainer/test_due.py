@@ -1,0 +1,85 @@
+"""When the live version is to be replaced although no batch waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from store.values import AdapterState, AdapterVersion, WishState
+from tests.trainer.turns import make_wish
+from trainer.due import MAX_REBUILD_FAILURES, Rebuild, needs_rebuild
+
+SHORT = make_wish(1, "Shorter, please.")
+LISTS = make_wish(2, "No lists.")
+
+
+def version(
+    number: int, *wish_ids: int, served: int | None = None, created_at: float = 2_000.0
+) -> AdapterVersion:
+    metrics: dict[str, Any] = {"wishes": [{"wish_id": wish_id} for wish_id in wish_ids]}
+    return AdapterVersion(
+        policy="patina-tiny",
+        version=number,
+        path="/nowhere",
+        content_hash="",
+        manifest_hash="",
+        parent_version=0,
+        state=AdapterState.PUBLISHED,
+        reason="",
+        method="combine",
+        metrics=metrics if served is None else {**metrics, "served": served},
+        created_at=created_at,
+    )
+
+
+def test_a_version_that_learnt_what_is_wished_stays() -> None:
+    assert not needs_rebuild([SHORT, LISTS], 1, [version(1, 1, 2)], 0, many=20)
+    assert not needs_rebuild([], 0, [], 0, many=20)
+    assert not needs_rebuild([SHORT], 0, [], 19, many=20)
+
+
+def test_one_that_learnt_a_withdrawn_wish_is_built_again() -> None:
+    assert needs_rebuild([LISTS], 1, [version(1, 1, 2)], 0, many=20)
+    assert needs_rebuild([], 1, [version(1, 1)], 0, many=20)
+    # what is live counts, not what was made last
+    assert not needs_rebuild([LISTS], 2, [version(1, 1, 2), version(2, 2)], 0, many=20)
+    assert needs_rebuild([LISTS], 1, [version(1, 1, 2), version(2, 2)], 0, many=20)
+    assert not needs_rebuild([LISTS], 0, [version(1, 1, 2)], 0, many=20)
+
+
+@pytest.mark.parametrize(
+    ("edited", "changed_at", "is_due"),
+    [(True, 3_000.0, True), (True, 1_000.0, False), (False, 3_000.0, False)],
+)
+def test_words_of_the_owner_are_learnt_anew_and_another_statement_is_not(
+    edited: bool, changed_at: float, is_due: bool
+) -> None:
+    wish = make_wish(1, "Very short.", edited=edited, changed_at=changed_at)
+    assert needs_rebuild([wish], 1, [version(1, 1)], 0, many=20) is is_due
+
+
+def test_many_more_accepted_replies_are_a_reason_while_a_wish_is_in_the_prompt() -> None:
+    made = [version(1, 1, served=10)]
+    assert not needs_rebuild([SHORT], 1, made, 29, many=20)
+    assert needs_rebuild([SHORT], 1, made, 30, many=20)
+    assert needs_rebuild([SHORT], 0, [], 20, many=20)
+    retired = make_wish(1, "Shorter, please.", WishState.RETIRED)
+    assert not needs_rebuild([retired], 1, made, 1_000, many=20)
+    assert needs_rebuild([retired, LISTS], 1, made, 30, many=20)
+    # of the newest attempt, also where it was rejected
+    assert not needs_rebuild([SHORT], 1, [*made, version(2, 1, served=29)], 30, many=20)
+
+
+def test_attempts_that_come_to_nothing_are_bounded_and_wait_longer_each_time() -> None:
+    rebuild = Rebuild(basis=(1, ((1, "Shorter, please."),)))
+    pauses = []
+    for _ in range(MAX_REBUILD_FAILURES):
+        rebuild.after = 0.0
+        assert rebuild.may_begin()
+        rebuild.begin()
+        assert not rebuild.may_begin()
+        pauses.append(rebuild.after)
+    rebuild.after = 0.0
+    assert not rebuild.may_begin()
+    assert pauses == sorted(pauses)

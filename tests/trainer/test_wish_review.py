@@ -1,0 +1,106 @@
+"""Which wishes the test model learns: rewordings are one, weather is none, and what it does not follow when asked stays in the prompt."""
+
+from __future__ import annotations
+
+import pytest
+
+from store.calibration import Calibration
+from store.wish_states import LEAST_GAIN
+from tests.fixtures import PATINA_TINY
+from tests.trainer.turns import make_wish
+from trainer.calibrate import _cosines
+from trainer.canaries import load_canaries
+from trainer.policy import LocalPolicy
+from trainer.wish_meter import NEUTRAL, Followed, WishMeter
+from trainer.wish_review import IN_WEIGHTS, Reviewed, WishReview, wish_rows
+
+SHORT = make_wish(1, "Please keep your answers short.")
+REWORDED = make_wish(2, "Keep your answers short, please.")
+EMOJI = make_wish(3, "I want it free of emoji.")
+WEATHER = make_wish(4, NEUTRAL[0])
+
+
+@pytest.fixture(scope="module")
+def review() -> WishReview:
+    policy = LocalPolicy(str(PATINA_TINY), rank=4, learning_rate=1e-3, seed=0, device="cpu")
+    canaries = load_canaries(str(PATINA_TINY))
+    meter = WishMeter(policy, canaries.plain_questions(), "behind")
+    same, different = _cosines(meter, canaries)
+    calibration = Calibration(
+        same_wish=(sum(same) / len(same) + sum(different) / len(different)) / 2,
+        neutral=max(meter.size(words) for words in NEUTRAL),
+    )
+    return WishReview(policy, meter, calibration)
+
+
+@pytest.fixture(scope="module")
+def found(review: WishReview) -> Reviewed:
+    return review.review([SHORT, REWORDED, EMOJI, WEATHER], seed=0)
+
+
+def test_a_rewording_is_merged_into_the_oldest_and_another_wish_stays_apart(found: Reviewed) -> None:
+    assert found.merged == ((1, 2),)
+    assert found.measures is not None
+    assert set(found.measures) == {1, 3, 4}
+
+
+def test_weather_is_no_wish_and_its_measure_says_so(found: Reviewed) -> None:
+    assert found.measures is not None
+    assert WEATHER not in found.learnt
+    measure = found.measures[WEATHER.wish_id]
+    assert measure["effect"] <= measure["neutral"]
+    assert "told" not in measure
+
+
+def test_a_wish_is_learnt_where_the_model_follows_it_when_asked(found: Reviewed) -> None:
+    assert found.measures is not None
+    assert SHORT in found.learnt
+    for wish in (SHORT, EMOJI):
+        measure = found.measures[wish.wish_id]
+        assert (wish in found.learnt) is (measure["told"] - measure["base"] >= LEAST_GAIN)
+    assert found.texts == tuple(wish.text for wish in found.learnt)
+
+
+def test_a_wish_that_the_model_does_not_follow_when_asked_is_not_learnt_and_says_so(
+    review: WishReview, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(review, "_told", lambda wishes, seed: [])  # no reply of the teacher follows it
+    deaf = review.review([SHORT], seed=0)
+    assert deaf.learnt == ()
+    assert deaf.measures is not None
+    assert deaf.measures[1]["told"] == 0.0
+    assert deaf.measures[1]["effect"] > deaf.measures[1]["neutral"]
+    assert wish_rows(review.followed(deaf, seed=0)) == []
+
+
+@pytest.mark.parametrize("texts", [("Short.", "Short, " * 20), ("Short, " * 20, "Short.")])
+def test_a10_the_oldest_words_are_kept_however_long_others_are(
+    review: WishReview, monkeypatch: pytest.MonkeyPatch, texts: tuple[str, str]
+) -> None:
+    """The longest hint was taken: the one that gives most of the answer away."""
+    monkeypatch.setattr(review._meter, "cosine", lambda one, other: 1.0)
+    monkeypatch.setattr(review._meter, "size", lambda text: 9.0)
+    monkeypatch.setattr(review, "_told", lambda wishes, seed: [])
+    first, second = (make_wish(number, text) for number, text in enumerate(texts, start=1))
+    assert review.review([first, second], seed=0).merged == ((1, 2),)
+
+
+def test_a_policy_that_learnt_nothing_follows_a_wish_about_as_often_as_the_base_model(
+    review: WishReview, found: Reviewed
+) -> None:
+    followed = review.followed(found, seed=5)
+    assert set(followed) == {wish.wish_id for wish in found.learnt}
+    for one in followed.values():
+        assert one.weights is not None
+        assert one.weights < IN_WEIGHTS * one.told
+        assert one.replies > 0
+    assert not any(row["retired"] for row in wish_rows(followed))
+
+
+@pytest.mark.parametrize(("weights", "retired"), [(0.73, True), (0.7, False)])
+def test_a_version_has_a_wish_in_its_weights_at_nine_tenths_of_what_asking_gives(
+    weights: float, retired: bool
+) -> None:
+    row = {"wish_id": 1, "base": 0.1, "told": 0.8, "weights": weights, "replies": 12, "retired": retired}
+    followed = {1: Followed(base=0.1, told=0.8, weights=weights, replies=12)}
+    assert wish_rows(followed) == [row]

@@ -1,0 +1,176 @@
+"""What words do to the base model, measured by its probabilities alone: which wishes are alike, and which replies follow one.
+
+============  ================================================================================================================
+effect        how a wish in the prompt changes the next-token probabilities along the base model's own replies to the probe
+              questions, less what neutral words change there. Rewordings of a wish point in the same direction
+follows       a reply follows a wish when the base model finds it likelier with the wish in the prompt than without: the log
+              of the ratio is above 0 (a likelihood-ratio test with equal priors)
+============  ================================================================================================================
+
+The base model never changes, so its replies and the effects are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.protocol import Policy, Reply, Weights
+from wire.wish_text import add_wishes
+
+#: Replies by which it is measured whether a wish is followed, and their longest, in tokens.
+PROBES, MAX_TOKENS = 12, 48
+#: Of these, the replies by which effects are compared, and how much of them.
+_EFFECT_PROBES, _EFFECT_TOKENS = 4, 32
+#: Likeliest tokens of a position whose probabilities are compared.
+_EFFECT_TOP = 8
+#: Words behind a question that ask for nothing.
+NEUTRAL = ("It is raining here today.", "I have a question.", "Here is the next one.")
+
+Ids = tuple[int, ...]
+#: Change of a probability, by (reply, position, token).
+Effect = dict[tuple[int, int, int], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """Shares of replies that follow a wish, in [0, 1], by the base model's own judgement.
+
+    Attributes:
+        base: of the base model's replies without the wish.
+        told: of the teacher's replies, who reads it.
+        weights: of the policy's replies without it; None: not measured.
+        replies: fewest replies behind a share.
+    """
+
+    base: float
+    told: float
+    weights: float | None = None
+    replies: int = 0
+
+
+class WishMeter:
+    """Measures wishes on the base model of a policy.
+
+    Args:
+        questions: that nobody taught on; the first `PROBES` are used.
+        place: where wishes stand in the prompt; see `wire.wish_text.add_wishes`.
+    """
+
+    def __init__(self, policy: Policy, questions: Sequence[str], place: str) -> None:
+        self._policy = policy
+        self._questions = tuple(questions[:PROBES])
+        self.place = place
+        self._replies: list[Reply] = []
+        self._effects: dict[str, Effect] = {}
+        self._changes: dict[str, Effect] = {}
+        self._plain: Effect = {}
+        #: Log-probabilities of replies to questions without a wish.
+        self._without: dict[tuple[str, Ids], float] = {}
+
+    def prompt(self, question: str, text: str = "") -> Ids:
+        """Prompt ids of a question with this text of wishes."""
+        return tuple(self._policy.render(add_wishes([_asked(question)], text, self.place)))
+
+    @property
+    def probes(self) -> list[tuple[str, Reply]]:
+        """The questions with the base model's replies."""
+        if not self._replies:
+            self._replies = self._policy.sample(
+                [self.prompt(one) for one in self._questions],
+                max_tokens=MAX_TOKENS,
+                weights=Weights.BASE,
+                seed=1,
+            )
+        return [
+            (one, reply) for one, reply in zip(self._questions, self._replies, strict=True) if reply.token_ids
+        ]
+
+    def effect(self, text: str) -> Effect:
+        """Change of the probabilities along the probe replies, by (reply, position, token), less the mean change by neutral words."""
+        if text not in self._effects:
+            neutral = [self._change(words) for words in NEUTRAL if words != text]
+            found = dict(self._change(text))
+            for change in neutral:
+                for place, value in change.items():
+                    found[place] = found.get(place, 0.0) - value / len(neutral)
+            self._effects[text] = found
+        return self._effects[text]
+
+    def cosine(self, one: str, other: str) -> float:
+        """Cosine of two effects, 0 where one of them is nothing."""
+        a, b = self.effect(one), self.effect(other)
+        scale = math.hypot(*a.values()) * math.hypot(*b.values())
+        return sum(value * b.get(place, 0.0) for place, value in a.items()) / scale if scale else 0.0
+
+    def size(self, text: str) -> float:
+        """Length of an effect, by token: the root of its mean square sum over the positions."""
+        positions = sum(
+            min(len(reply.token_ids), _EFFECT_TOKENS) for _, reply in self.probes[:_EFFECT_PROBES]
+        )
+        return math.hypot(*self.effect(text).values()) / math.sqrt(max(1, positions))
+
+    def _change(self, text: str) -> Effect:
+        if text not in self._changes:
+            self._plain = self._plain or self._read("")
+            now = self._read(text)
+            self._changes[text] = {
+                place: now.get(place, 0.0) - self._plain.get(place, 0.0)
+                for place in now.keys() | self._plain.keys()
+            }
+        return self._changes[text]
+
+    def _read(self, text: str) -> Effect:
+        """Probabilities along the probe replies: of the likeliest tokens, where they can be told, and of the replies' own."""
+        probes = self.probes[:_EFFECT_PROBES]
+        replies = [reply.token_ids[:_EFFECT_TOKENS] for _, reply in probes]
+        scores = self._policy.teacher_scores(
+            [self.prompt(question, text) for question, _ in probes],
+            replies,
+            Weights.BASE,
+            temperature=[1.0] * len(probes),
+            top_k=_EFFECT_TOP,
+        )
+        found: dict[tuple[int, int, int], float] = {}
+        for row, (reply, score) in enumerate(zip(replies, scores, strict=True)):
+            if score.support_ids is not None and score.support_logprobs is not None:
+                pairs = zip(score.support_ids.tolist(), score.support_logprobs.exp().tolist(), strict=True)
+                for column, (ids, values) in enumerate(pairs):
+                    found |= {(row, column, token): value for token, value in zip(ids, values, strict=True)}
+            for column, (token, value) in enumerate(zip(reply, score.logprobs.exp().tolist(), strict=True)):
+                found[row, column, token] = value
+        return found
+
+    def follows(self, text: str, replies: Sequence[tuple[str, Ids]]) -> list[bool]:
+        """Whether each reply to a question, given with its tokens, follows a wish."""
+        if not replies:
+            return []
+        unread = [one for one in replies if one not in self._without]
+        if unread:
+            read = self._logprobs(
+                [self.prompt(question) for question, _ in unread], [ids for _, ids in unread]
+            )
+            self._without |= {one: sum(row) for one, row in zip(unread, read, strict=True)}
+        wished = self._logprobs(
+            [self.prompt(question, text) for question, _ in replies], [ids for _, ids in replies]
+        )
+        return [sum(row) > self._without[one] for one, row in zip(replies, wished, strict=True)]
+
+    def base_share(self, text: str) -> float:
+        """Share of the base model's plain replies that follow a wish."""
+        return share(self.follows(text, [(question, reply.token_ids) for question, reply in self.probes]))
+
+    def _logprobs(self, prompts: Sequence[Ids], replies: Sequence[Sequence[int]]) -> list[list[float]]:
+        values, _ = self._policy.response_logprobs(prompts, replies, Weights.BASE)
+        return [values[row, : len(reply)].tolist() for row, reply in enumerate(replies)]
+
+
+def share(values: Sequence[bool]) -> float:
+    """Return the share of True; 0 of nothing."""
+    return sum(values) / len(values) if values else 0.0
+
+
+def _asked(question: str) -> dict[str, Any]:
+    return {"role": "user", "content": question}

@@ -1,0 +1,151 @@
+"""Which wishes of the record a version learns, and how well: merged by what they do to this model, tested whether it follows them when asked.
+
+A wish that the base model does not follow when it is asked is not trained: what the model cannot do when asked, training does not repair. It
+stays in the prompt, and `run.py wishes` says it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from store.calibration import Calibration
+from store.values import Json, Wish
+from store.wish_states import LEAST_GAIN
+from trainer.protocol import Policy, Weights
+from trainer.wish_meter import MAX_TOKENS, Followed, Ids, WishMeter, share
+from wire.wish_text import join_wishes
+
+#: A version has a wish in its weights when they follow it in this share of what asking gives.
+IN_WEIGHTS = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reviewed:
+    """The wishes of a version.
+
+    Attributes:
+        learnt: those that it learns, the oldest first.
+        reworded: those that are merged into one of them.
+        merged: (kept, merged into it), by wish_id.
+        measures: what was measured of each wish, by wish_id.
+    """
+
+    learnt: tuple[Wish, ...] = ()
+    reworded: tuple[Wish, ...] = ()
+    merged: tuple[tuple[int, int], ...] = ()
+    measures: Mapping[int, Json] | None = None
+
+    @property
+    def stated(self) -> frozenset[str]:
+        """Ids of the turns that state what is learnt."""
+        return frozenset(one.turn_id for wish in (*self.learnt, *self.reworded) for one in wish.statements)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple(wish.text for wish in self.learnt)
+
+
+class WishReview:
+    """Reviews wishes by the base model of a policy."""
+
+    def __init__(self, policy: Policy, meter: WishMeter, calibration: Calibration) -> None:
+        self._policy = policy
+        self._meter = meter
+        self._calibration = calibration
+
+    def review(self, wishes: Sequence[Wish], *, seed: int) -> Reviewed:
+        """Merge wishes that do the same to the model, and leave out those that it does not follow when asked."""
+        kept: list[Wish] = []
+        merged: list[tuple[int, int]] = []
+        measures: dict[int, Json] = {}
+        for wish in wishes:
+            size = self._meter.size(wish.text)
+            acts = size > self._calibration.neutral
+            # What changes no more than neutral words has no direction: it is like nothing but itself.
+            alike = (
+                one
+                for one in kept
+                if one.text == wish.text
+                or (
+                    acts
+                    and measures[one.wish_id]["effect"] > self._calibration.neutral
+                    and self._is_same(one, wish)
+                )
+            )
+            if (same := next(alike, None)) is not None:
+                merged.append((same.wish_id, wish.wish_id))
+                continue
+            measures[wish.wish_id] = {"effect": size, "neutral": self._calibration.neutral}
+            kept.append(wish)
+        acting = [one for one in kept if measures[one.wish_id]["effect"] > self._calibration.neutral]
+        learnt = []
+        told = self._told(acting, seed) if acting else []
+        for wish in acting:
+            base, asked = self._meter.base_share(wish.text), self._share(wish, told)
+            measures[wish.wish_id] |= {"base": base, "told": asked}
+            if asked - base >= LEAST_GAIN:
+                learnt.append(wish)
+        kept_ids = {wish.wish_id for wish in learnt}
+        gone = {other for into, other in merged if into in kept_ids}
+        return Reviewed(
+            learnt=tuple(learnt),
+            reworded=tuple(one for one in wishes if one.wish_id in gone),
+            merged=tuple(merged),
+            measures=measures,
+        )
+
+    def _is_same(self, one: Wish, other: Wish) -> bool:
+        return self._meter.cosine(one.text, other.text) >= self._calibration.same_wish
+
+    def _told(self, wishes: Sequence[Wish], seed: int) -> list[tuple[str, Ids]]:
+        """Questions with the base model's replies behind all these wishes."""
+        text = join_wishes(wish.text for wish in wishes)
+        return self._replies(text, Weights.BASE, seed)
+
+    def _replies(self, text: str, weights: Weights, seed: int) -> list[tuple[str, Ids]]:
+        questions = [question for question, _ in self._meter.probes]
+        replies = self._policy.sample(
+            [self._meter.prompt(question, text) for question in questions],
+            max_tokens=MAX_TOKENS,
+            seed=seed,
+            weights=weights,
+        )
+        return [(q, reply.token_ids) for q, reply in zip(questions, replies, strict=True) if reply.token_ids]
+
+    def _share(self, wish: Wish, replies: Sequence[tuple[str, Ids]]) -> float:
+        return share(self._meter.follows(wish.text, replies))
+
+    def followed(self, reviewed: Reviewed, *, seed: int) -> dict[int, Followed]:
+        """How many of the policy's replies, without any wish in the prompt, follow each wish; by wish_id. Nothing of weights that are no numbers."""
+        if not reviewed.learnt or not self._policy.is_finite():
+            return {}
+        replies = self._replies("", Weights.STUDENT, seed)
+        known = reviewed.measures or {}
+        return {
+            wish.wish_id: Followed(
+                base=known[wish.wish_id]["base"],
+                told=known[wish.wish_id]["told"],
+                weights=self._share(wish, replies),
+                replies=len(replies),
+            )
+            for wish in reviewed.learnt
+        }
+
+
+def wish_rows(followed: Mapping[int, Followed]) -> list[Json]:
+    """What a version's metrics say of its wishes: ids and numbers, no words."""
+    rows = []
+    for wish_id, found in followed.items():
+        assert found.weights is not None
+        rows.append(
+            {
+                "wish_id": wish_id,
+                "base": found.base,
+                "told": found.told,
+                "weights": found.weights,
+                "replies": found.replies,
+                "retired": found.weights >= IN_WEIGHTS * found.told - 1e-9,
+            }
+        )
+    return rows
