@@ -15,7 +15,7 @@ from store.errors import AdapterError
 from store.lifecycle import DropReason
 from store.manifest import read_attestation
 from store.settings import read_settings
-from store.values import AdapterState, AdapterVersion, ScoredTurn, Wish
+from store.values import AdapterState, AdapterVersion, ScoredTurn, Wish, WishStatement
 from tests.trainer.gates import close_the_gate, local_trainer, open_the_gate
 from tests.trainer.turns import accepted, make_wish, sampled_turn, wishing_turn
 from trainer.policy import LocalPolicy
@@ -27,7 +27,8 @@ from trainer.wish_review import Reviewed, WishReview
 pytestmark = pytest.mark.slow
 
 WORDS = "Please keep your answers short."
-SHORT, OTHER = make_wish(1, WORDS), make_wish(2, "No lists, please.")
+STATED = tuple(WishStatement(turn_id=name, text=WORDS, created_at=1.0) for name in ("stated", "planted"))
+SHORT, OTHER = make_wish(1, WORDS, statements=STATED), make_wish(2, "No lists, please.")
 QUESTIONS = ("What is the capital of France?", "What is the capital of Peru?", "What is 2 plus 3?")
 
 
