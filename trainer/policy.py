@@ -197,9 +197,10 @@ class LocalPolicy(Texts):
         return plan
 
     def clock(self) -> float:
-        """Seconds of work: on a CPU in processor time, as with cores of one's own, whatever else runs."""
+        """Seconds of work: on a CPU the processor time of this thread, which also runs what its helpers cannot share: the time it takes on idle
+        cores, whatever else runs."""
         if self.device.type == "cpu":
-            return time.process_time() / torch.get_num_threads()
+            return time.thread_time()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()

@@ -7,6 +7,8 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -496,3 +498,20 @@ def test_an_output_layer_held_in_float32_gives_the_logits_and_gradient_of_one_th
 def test_a_pass_with_a_gradient_is_short_on_a_cpu(policy: LocalPolicy) -> None:
     assert policy.memory.micro_tokens == MOST_ON_CPU
     assert policy.memory.longest > MOST_ON_CPU  # a longer turn has a pass of its own
+
+
+def test_the_clock_counts_what_only_one_core_can_do_in_full_and_what_runs_beside_not_at_all(
+    policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spin() -> None:
+        until = time.thread_time() + 0.2
+        while time.thread_time() < until:
+            pass
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    began = policy.clock()
+    beside = threading.Thread(target=spin)
+    beside.start()
+    spin()
+    beside.join()
+    assert policy.clock() - began == pytest.approx(0.2, abs=0.05)
