@@ -17,7 +17,7 @@ from serving.tinker.version import FILE, read_version
 from store.calibration import read_calibration
 from store.errors import AdapterError, ConfigError, UpstreamUnreachable
 from store.lifecycle import DropReason
-from store.values import AdapterState, AdapterVersion, LogprobMode, ScoredTurn, Wish, WishState
+from store.values import AdapterState, AdapterVersion, LogprobMode, ScoredTurn, Wish, WishState, WishStatement
 from tests.tinker.checkpoints import Checkpoints
 from tests.tinker.errors import Refused
 from tests.tinker.running import TinkerServer
@@ -78,6 +78,14 @@ WISH = Wish(
     created_at=0.0,
     changed_at=0.0,
 )
+
+
+def stated_in(turns: list[ScoredTurn]) -> Wish:
+    """The wish, stated by these turns."""
+    return replace(
+        WISH,
+        statements=tuple(WishStatement(turn_id=one.turn_id, text=WISH.text, created_at=0.0) for one in turns),
+    )
 
 
 def job_of(number: int, turns: list[ScoredTurn], **more: Any) -> VersionJob:
@@ -319,7 +327,7 @@ def test_weights_that_are_no_numbers_never_pass(
 
 def wish_job(trainer: TinkerVersionTrainer, number: int, *names: str) -> VersionJob:
     turns = [wishing_turn(trainer.policy, name, f"Question {name}?", WISH.text) for name in names]
-    return job_of(number, turns, wishes=(WISH,))
+    return job_of(number, turns, wishes=(stated_in(turns),))
 
 
 def test_a_version_learns_wishes_from_the_base_model_whatever_came_before(
@@ -358,7 +366,7 @@ def test_served_replies_of_any_temperature_teach_wishes(server: TinkerServer, op
         replace(turn, temperature=0.7, logprob_mode=LogprobMode.PROCESSED)
         for turn in wish_job(trainer, 1, "warm").turns
     ]
-    outcome = trainer.attempt(job_of(1, warm, wishes=(WISH,)))
+    outcome = trainer.attempt(job_of(1, warm, wishes=(stated_in(warm),)))
     assert (outcome.refused, outcome.used) == ({}, ("warm",))
 
 
