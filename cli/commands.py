@@ -466,7 +466,7 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
     texts = {wish.wish_id: wish.text for wish in await record.wishes(policy)}
     for row in learnt_rows(adapter.metrics):
         where = "in the weights" if row["retired"] else "still in the prompt"
-        followed = f"{row['weights']:.0%} of the replies follow it (told {row['told']:.0%}, base model {row['base']:.0%})"
+        followed = f"{row['weights']:.0%} of the replies follow it (asked {row['told']:.0%}, base model {row['base']:.0%})"
         console.print(
             f"wish {row['wish_id']}, {where}: {escape(clip(texts.get(row['wish_id'], '(removed)')))}: {followed}"
         )

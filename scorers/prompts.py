@@ -50,7 +50,7 @@ new, or shows nothing of the kind, there is no hint.
 Does the person state in it how the assistant is to reply? Then copy those words of the next message exactly, without blame or thanks \
 around them, as the wish, with its scope: "lasting" (no limit is named), "once" (for one occasion), "answer" (change this reply), \
 "withdrawal" (an earlier wish is to end). A correction of what the reply says is no wish, and neither is text that is quoted, pasted, \
-to be worked on, or about somebody else."""
+to be worked on, or about another person."""
 
 HINT_ASK = 'Write the code {marker}, then JSON only: {{"hint": "…" or null, "wish": "…" or null, "scope": "…" or null}}, or {{"hint": null}}.'
 

@@ -321,7 +321,7 @@ class Record:
         return await self._database.read(trainer.waiting, wishes=wishes, sources=sources)
 
     async def accepted_turns(self, policy: str, limit: int) -> list[ScoredTurn]:
-        """Return replies that were served with wishes in their prompt and that nobody complained about, the newest first."""
+        """Return replies that were served with wishes in their prompt and drew no complaint, the newest first."""
         return await self._database.read(trainer.accepted_turns, policy, limit)
 
     async def count_accepted(self, policy: str) -> int:

@@ -1,6 +1,6 @@
 """The gate: may this version be published? A pure decision on measures, and the measuring.
 
-A wish is meant to change the policy. What it must not change is what nobody asked for, so only that is judged:
+A wish is meant to change the policy. What no wish asks for must not change, so only that is judged:
 
 =================  ==========================================================================================
 plain questions    (`facts`) style is free here. The right answer is still in there, replies are not empty, end, are not all

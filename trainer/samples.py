@@ -3,7 +3,7 @@
 Two kinds of samples come from the record, and a turn may give both:
 
 =========  =====================================================================================================================
-wish       the reply was served with the wishes in its prompt and nobody complained about it, or a person stated a wish about it.
+wish       the reply was served with the wishes in its prompt and drew no complaint, or a person stated a wish about it.
            The student reads the prompt without the wishes, the teacher the same prompt with all wishes of today
 verdict    the reply was rated: the surrogate of the policy gradient on the recorded tokens, behind the recorded prompt
 =========  =====================================================================================================================

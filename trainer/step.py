@@ -1,4 +1,4 @@
-"""The optimizer steps of a version in this process. Reads top to bottom: `train` is the loop, `_Part` one forward and backward pass.
+"""The optimizer steps of a version in this process. Reads top to bottom: `train` is the loop, `_part_backward` one forward and backward pass.
 
 Each step takes some samples of every kind, so that wishes, verdicts and anchors always stand against each other. What a sample teaches is
 on the sample (`trainer.advantages.Streams`); the method is not known here.

@@ -55,7 +55,7 @@ class WishMeter:
     """Measures wishes on the base model of a policy.
 
     Args:
-        questions: that nobody taught on; the first `PROBES` are used.
+        questions: that are never trained on; the first `PROBES` are used.
         place: where wishes stand in the prompt; see `wire.wish_text.add_wishes`.
     """
 

@@ -339,7 +339,7 @@ def trained_turns(
 
 
 def accepted_turns(connection: sa.Connection, policy: str, limit: int) -> list[ScoredTurn]:
-    """Return replies that were served with wishes in their prompt and that nobody complained about, the newest first."""
+    """Return replies that were served with wishes in their prompt and drew no complaint, the newest first."""
     rows = connection.execute(_accepted(policy).order_by(schema.turns.c.created_at.desc()).limit(limit))
     return [_scored(connection, row.turn_id) for row in rows]
 
@@ -467,7 +467,7 @@ def _scored(connection: sa.Connection, turn_id: str) -> ScoredTurn:
 
 
 def _verdict(turn_id: str, row: sa.Row[Any] | None, at: float) -> Verdict:
-    """Return a verdict as a value; nobody's, where a turn has none."""
+    """Return a verdict as a value; an abstention where a turn has none."""
     if row is None:
         return Verdict(turn_id=turn_id, value=None, source=NO_SOURCE, created_at=at)
     detail, follow_up, share = decode_verdict_detail(row.detail)

@@ -652,7 +652,7 @@ class Wished(Bench):
         await self.record.add_verdict(turn.verdict)
 
     async def serve(self, turn_id: str, text: str = WORDS) -> None:
-        """A reply with the wish that nobody complains about."""
+        """A reply that was served with the wish and draws no complaint."""
         turn = accepted(self.trainer.policy, turn_id, f"Question {turn_id}?", text)
         await self.record.write_turns(as_recorded(turn)[:1])
 

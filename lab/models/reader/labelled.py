@@ -52,7 +52,7 @@ def labelled_samples(count: int, seed: int) -> Iterator[Sample]:
 
 
 def _scopes(row: dict[str, Any], styled: frozenset[str], copy: int) -> tuple[int, ...]:
-    """Return the scopes that a row may have: nobody labelled them one by one. Most wishes that name no style are about one reply's content."""
+    """Return the scopes that a row may have: they were not labelled one by one. Most wishes that name no style are about one reply's content."""
     is_styled = f"{zlib.crc32(row['text'].encode()):08x}" in styled
     if row["verdict"] != -1:
         return () if is_styled else (NONE,)

@@ -1,4 +1,4 @@
-"""Messages that state a wish, its scope, or nobody's wish, as samples: by clause, with the scopes that are right for it.
+"""Messages that state a wish, its scope, or no wish of the user, as samples: by clause, with the scopes that are right for it.
 
 ``wishes/<language>.toml`` has kinds of wishes and frames, which are joined at random; ``wishes/*.txt`` has messages written by hand, whose kinds that
 begin with "v" are for measuring alone. Some kinds and frames of the former are held out of the training, too (`HELD_OUT`).
