@@ -30,7 +30,7 @@ from store.hosts import is_loopback
 from store.keys import KeyFile, Keyring, new_key, read_key_file, write_secret
 from store.learning import DEFAULTS, LearningConfig, parse_learning, split_learning
 from store.training_schedule import TrainingSchedule, parse_schedule
-from store.values import Method
+from store.values import EXPLICIT_SOURCES, Method
 from store.version import COMMAND
 
 #: Folder that holds the packages: a checkout, or site-packages where Patina was installed by pip.
@@ -717,6 +717,16 @@ class Settings(BaseSettings):
     def wishes_in_weights(self) -> bool:
         """Whether the trainer teaches wishes to the weights."""
         return self.wishes in ("both", "weights") or (self.wishes == "auto" and self.trains_locally)
+
+    @property
+    def learns_wishes(self) -> bool:
+        """Whether the method learns from stated wishes."""
+        return self.method != "rl" and self.wishes_in_weights
+
+    @property
+    def verdict_sources(self) -> tuple[str, ...] | None:
+        """Beginnings of `Verdict.source` of the verdicts that the method learns from; (): of none, None: of all."""
+        return {"rl": None, "combine": EXPLICIT_SOURCES}.get(self.method, ())
 
     @property
     def upstreams(self) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ from store.training_plan import read_plan, wait_s
 from store.training_schedule import ALWAYS, is_batch_due
 from store.values import (
     BASE_VERSION,
-    EXPLICIT_SOURCES,
     AdapterVersion,
     Waiting,
     Wish,
@@ -101,9 +100,6 @@ class DueFinder:
     def __init__(self, record: Record, settings: Settings) -> None:
         self._record = record
         self._settings = settings
-        #: As `trainer.plan.StepPlan` has them, which needs torch.
-        self._reads_wishes = settings.method != "rl" and settings.wishes_in_weights
-        self._sources = {"rl": None, "combine": EXPLICIT_SOURCES}.get(settings.method, ())
         self.state = "waiting"
         self.has_complaints = False
         self.waits_for_time = False
@@ -153,7 +149,9 @@ class DueFinder:
 
     async def _next(self, tried: Collection[str]) -> Due | None:
         """Return what to attempt next, but for policies with a version on trial: of the policies with a batch or a reason to build again, the one that waits longest."""
-        waiting = await self._record.waiting(wishes=self._reads_wishes, sources=self._sources)
+        waiting = await self._record.waiting(
+            wishes=self._settings.learns_wishes, sources=self._settings.verdict_sources
+        )
         self.has_complaints = any(one.complaint_since is not None for one in waiting.values())
         live = {policy: move.version for policy, move in (await self._record.aliases()).items()}
         stopped = {*await self._record.paused_policies(), *tried}
@@ -192,7 +190,7 @@ class DueFinder:
 
     async def _may_rebuild(self, policy: str, live: int) -> bool:
         """Whether a version is to be built without new turns, by the record alone: the device need not be waited for."""
-        if not self._reads_wishes:
+        if not self._settings.learns_wishes:
             return False
         active = [one for one in await self._record.wishes(policy) if one.state is not WishState.WITHDRAWN]
         versions = await self._record.adapters(policy)

@@ -67,7 +67,7 @@ class StepPlan:
     @classmethod
     def of(cls, settings: Settings) -> StepPlan:
         """Return the plan that these settings ask for."""
-        learning, method = settings.learning, settings.method
+        learning, method, sources = settings.learning, settings.method, settings.verdict_sources
         clipped = settings.loss_fn == "ppo"
         return cls(
             method=method,
@@ -82,9 +82,9 @@ class StepPlan:
             ),
             teacher=Weights.TEACHER if settings.teacher_model_name else Weights.BASE,
             begins_at_base=method != "rl",
-            reads_wishes=method != "rl" and settings.wishes_in_weights,
-            reads_verdicts=method in ("rl", "combine"),
-            only_explicit=method == "combine",
+            reads_wishes=settings.learns_wishes,
+            reads_verdicts=sources != (),
+            only_explicit=bool(sources),
             w_rl=settings.w_rl if method == "combine" else 1.0,
             w_opd=settings.w_opd if method == "combine" else 1.0,
             opd_support=learning.opd_support,
