@@ -35,7 +35,7 @@ from store.values import (
     TurnKind,
     Wish,
 )
-from store.wish_states import describe_state, in_prompt
+from store.wish_states import describe_state, in_prompt, learnt_rows
 from trainer.gate_bounds import LABELS, SHARES, Bound, bounds
 from wire.classify import MEANINGS
 
@@ -303,9 +303,7 @@ def version_before(moves: Sequence[AliasMove]) -> int:
 def wish_measures(metrics: Json, wishes: Sequence[Wish]) -> list[tuple[str, Json]]:
     """Return (words, measures) of each wish that a version learnt and that is still in the record."""
     texts = {wish.wish_id: wish.text for wish in wishes}
-    return [
-        (texts[row["wish_id"]], row) for row in metrics.get("wishes") or () if row.get("wish_id") in texts
-    ]
+    return [(texts[row["wish_id"]], row) for row in learnt_rows(metrics) if row["wish_id"] in texts]
 
 
 async def listed_wishes(record: Record, policy: str) -> list[tuple[Wish, str]]:

@@ -440,6 +440,11 @@ class Verdict:
         if self.value not in (-1, 0, 1, None):
             raise ValueError(f"a verdict is -1, 0, +1 or None, not {self.value!r}")
 
+    @property
+    def states_wish(self) -> bool:
+        """Whether it states a lasting wish."""
+        return self.wish is not None and self.wish.scope is WishScope.LASTING
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweredTurn:

@@ -12,13 +12,18 @@ MAX_WISHES = 8
 LEAST_GAIN = 0.3
 
 
+def by_age(wishes: Iterable[Wish]) -> list[Wish]:
+    """Return wishes in the order of a prompt: the one that was stated or edited last at the end."""
+    return sorted(wishes, key=lambda wish: (wish.changed_at, wish.wish_id))
+
+
 def in_prompt(wishes: Iterable[Wish]) -> list[Wish]:
     """Return those of these wishes that are in the prompts of their policies, in the order in which a prompt has them.
 
     The one that was stated or edited last comes last: of two that contradict each other a model follows the later one.
     """
     active: dict[str, list[Wish]] = {}
-    for wish in sorted(wishes, key=lambda wish: (wish.changed_at, wish.wish_id)):
+    for wish in by_age(wishes):
         if wish.state is WishState.PROMPT:
             active.setdefault(wish.policy, []).append(wish)
     return [wish for found in active.values() for wish in found[-MAX_WISHES:]]

@@ -107,8 +107,8 @@ class StepPlan:
         )
 
     def has_signal(self, turn: ScoredTurn) -> bool:
-        """Whether a turn counts towards a batch: it states a wish, or has a verdict that the method reads."""
-        return (self.reads_wishes and turn.verdict.wish is not None) or self.reads_verdict_of(turn)
+        """Whether a turn counts towards a batch: it states a lasting wish, or has a verdict that the method reads."""
+        return (self.reads_wishes and turn.verdict.states_wish) or self.reads_verdict_of(turn)
 
     def rates(self, count: int) -> Sequence[float]:
         """Return the learning rate of each of so many optimizer steps, as a share of the whole: linear decay to a tenth."""

@@ -128,7 +128,5 @@ def as_recorded(turn: ScoredTurn) -> Sequence[NewTurn]:
 
 def stated_in(wishes: ActiveWishes, turns: Iterable[ScoredTurn]) -> ActiveWishes:
     """The wishes, stated by those of these turns that state one."""
-    stating = (
-        one.turn_id for one in turns if one.verdict.wish and one.verdict.wish.scope is WishScope.LASTING
-    )
+    stating = (one.turn_id for one in turns if one.verdict.states_wish)
     return replace(wishes, stated=frozenset(stating))
