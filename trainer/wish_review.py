@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from store.calibration import Calibration
 from store.values import Json, Wish
-from store.wish_states import LEAST_GAIN
+from store.wish_states import LEAST_GAIN, by_age
 from trainer.protocol import Policy, Weights
 from trainer.wish_meter import MAX_TOKENS, Followed, Ids, WishMeter, share
 from wire.wish_text import join_wishes
@@ -43,7 +43,8 @@ class Reviewed:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        return tuple(wish.text for wish in self.learnt)
+        """The words of what is learnt, in the order in which the gateway adds them to a prompt."""
+        return tuple(wish.text for wish in by_age(self.learnt))
 
 
 class WishReview:
@@ -100,7 +101,7 @@ class WishReview:
 
     def _told(self, wishes: Sequence[Wish], seed: int) -> list[tuple[str, Ids]]:
         """Questions with the base model's replies behind all these wishes."""
-        text = join_wishes(wish.text for wish in wishes)
+        text = join_wishes(wish.text for wish in by_age(wishes))
         return self._replies(text, Weights.BASE, seed)
 
     def _replies(self, text: str, weights: Weights, seed: int) -> list[tuple[str, Ids]]:

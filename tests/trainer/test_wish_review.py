@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from store.calibration import Calibration
-from store.wish_states import LEAST_GAIN
+from store.wish_states import LEAST_GAIN, in_prompt
 from tests.fixtures import PATINA_TINY
 from tests.trainer.turns import make_wish
 from trainer.calibrate import _cosines
@@ -59,6 +61,15 @@ def test_a_wish_is_learnt_where_the_model_follows_it_when_asked(found: Reviewed)
         measure = found.measures[wish.wish_id]
         assert (wish in found.learnt) is (measure["told"] - measure["base"] >= LEAST_GAIN)
     assert found.texts == tuple(wish.text for wish in found.learnt)
+
+
+def test_the_teacher_reads_the_wishes_in_the_order_of_a_prompt() -> None:
+    again = replace(SHORT, changed_at=5_000.0)
+    assert (
+        Reviewed(learnt=(again, EMOJI)).texts
+        == tuple(wish.text for wish in in_prompt([again, EMOJI]))
+        == (EMOJI.text, SHORT.text)
+    )
 
 
 def test_a_wish_that_the_model_does_not_follow_when_asked_is_not_learnt_and_says_so(
