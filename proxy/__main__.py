@@ -31,6 +31,7 @@ from serving.http import HttpBackend
 from serving.openai_server.quiet_server import QuietServer
 from serving.ports import bind, listen
 from serving.protocol import BackendClient
+from store.calibration import FILE
 from store.errors import ConfigError, RecordError
 from store.forgetting import Forgetting
 from store.journal import JournalWriter
@@ -150,9 +151,7 @@ def serve(
         name=gateway_name(worker),
         locks=VersionLocks(settings.version_locks_folder) if settings.workers > 1 else None,
         pages=HttpBackend(dashboard_url, speaks_vllm=False) if dashboard_url else None,
-        read_wish_place=(lambda: read_placement(settings.home / "calibration.json"))
-        if settings.wishes_in_prompt
-        else None,
+        read_wish_place=(lambda: read_placement(settings.home / FILE)) if settings.wishes_in_prompt else None,
         forgetting=Forgetting(settings_file) if settings_file is not None and worker == 1 else None,
         on_crash=crash,
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 import orjson
 
 from serving.protocol import BackendClient
+from store.calibration import read_calibration
 from store.change_notice import ChangeNotice
 from store.errors import RecordError, UpstreamError
 from store.record import Record
@@ -59,12 +60,8 @@ def read_placement(calibration: Path) -> str:
 
 @lru_cache(maxsize=4)
 def _placement_in(calibration: Path, changed_at: int) -> str:
-    try:
-        found = orjson.loads(calibration.read_bytes())
-    except orjson.JSONDecodeError:
-        return BEHIND  # a cache: it is measured again
-    place = found.get("placement") if isinstance(found, dict) else None
-    return place if place in PLACES else BEHIND
+    known = read_calibration(calibration.parent)
+    return known.placement if known is not None and known.placement in PLACES else BEHIND
 
 
 class PromptWishes:

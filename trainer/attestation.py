@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from store.manifest import Attestation
+from trainer.canaries import as_message
 from trainer.protocol import Policy, Weights
 
 _QUESTION = "What is the sea?"
@@ -33,9 +34,7 @@ class FixedText:
             None where the text has fewer than two tokens.
         """
         if not self._token_ids:
-            prompt = self._policy.render([{"role": "user", "content": _QUESTION}])[
-                -_MOST_TOKENS + _ANSWER_TOKENS :
-            ]
+            prompt = self._policy.render([as_message(_QUESTION)])[-_MOST_TOKENS + _ANSWER_TOKENS :]
             (answer,) = self._policy.sample(
                 [prompt], max_tokens=_ANSWER_TOKENS, temperature=0.0, weights=Weights.BASE
             )

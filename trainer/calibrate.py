@@ -11,11 +11,11 @@ anchors    its replies to prompts with an instruction, to which every version is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import combinations, product
+from statistics import fmean
 
 from store.calibration import Calibration
-from trainer.canaries import Canaries
+from trainer.canaries import Canaries, as_message
 from trainer.gate import Gate
 from trainer.protocol import Policy, Weights
 from trainer.wish_meter import NEUTRAL, PROBES, WishMeter, share
@@ -46,7 +46,7 @@ def calibrate(
         model=model,
         placement=placement,
         obeyed=obeyed,
-        same_wish=(_mean(same) + _mean(different)) / 2 if same and different else 1.0,
+        same_wish=(fmean(same) + fmean(different)) / 2 if same and different else 1.0,
         neutral=max(meter.size(words) for words in NEUTRAL),
         gate=gate.base().to_json(),
         anchors=_anchors(policy, canaries, anchors, seed),
@@ -64,7 +64,7 @@ def _obeyed(policy: Policy, canaries: Canaries, place: str) -> float:
     cases = list(product(list(checks)[:_INSTRUCTIONS], questions))
     replies = policy.sample(
         [
-            policy.render(add_wishes([_asked(question)], canaries.instructions[style][0], place))
+            policy.render(add_wishes([as_message(question)], canaries.instructions[style][0], place))
             for style, question in cases
         ],
         max_tokens=_TOKENS,
@@ -96,16 +96,8 @@ def _anchors(policy: Policy, canaries: Canaries, count: int, seed: int) -> list[
         f"{questions[i % len(questions)]} {text}"
         for i, text in enumerate(instructions * (1 + count // max(1, len(instructions))))
     ]
-    ids = [policy.render([_asked(prompt)]) for prompt in prompts[:count]]
+    ids = [policy.render([as_message(prompt)]) for prompt in prompts[:count]]
     replies = policy.sample(ids, max_tokens=ANCHOR_TOKENS, seed=seed, weights=Weights.BASE)
     return [
         [prompt, list(reply.token_ids)] for prompt, reply in zip(ids, replies, strict=True) if reply.token_ids
     ]
-
-
-def _asked(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

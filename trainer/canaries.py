@@ -113,6 +113,11 @@ class Canaries:
         return tuple(train), tuple(measure or train)
 
 
+def as_message(question: str) -> dict[str, Any]:
+    """Return a question as the message of a user."""
+    return {"role": "user", "content": question}
+
+
 def load_canaries(model: str) -> Canaries:
     """The canaries of a model: its own, or else the general ones.
 

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from serving.openai_server.toolcalls import ToolCall, ToolCallParser
 from store.errors import ConfigError
-from trainer.canaries import AnchorPrompt, Canaries, Fact, ToolCase, load_canaries
+from trainer.canaries import AnchorPrompt, Canaries, Fact, ToolCase, as_message, load_canaries
 from trainer.gate_bounds import Thresholds as Thresholds
 from trainer.gate_bounds import slack
 from trainer.protocol import Policy, Reply, Weights
@@ -281,7 +281,7 @@ class GateProbe:
 
 
 def _ask(policy: Policy, question: str) -> list[int]:
-    return policy.render([{"role": "user", "content": question}])
+    return policy.render([as_message(question)])
 
 
 def _spread(anchors: Sequence[AnchorPrompt], count: int) -> tuple[AnchorPrompt, ...]:

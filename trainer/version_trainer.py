@@ -97,8 +97,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
         self._meter = WishMeter(policy, self._canaries.plain_questions(), self.calibration.placement)
         self._review = WishReview(policy, self._meter, self.calibration)
         self._fixed_text = FixedText(policy)
-        if settings.resume_from_ckpt:
-            self._resume_from(Path(settings.resume_from_ckpt).expanduser())
+        self._resume()
 
     def _calibrated(self) -> Calibration:
         """What is known of the base model; measured where nothing is."""
@@ -169,13 +168,16 @@ class BaseVersionTrainer(ABC, Generic[P]):
         """Be the base model, with nothing learnt, as version 0 of the policy ``name``."""
         self._policy.reset(self._settings.seed)
         self._before = None
-        if self.name != name == self._settings.policy and self._settings.resume_from_ckpt:
-            self._resume_from(Path(self._settings.resume_from_ckpt).expanduser())
+        if self.name != name == self._settings.policy:
+            self._resume()
         self.name, self.version = name, BASE_VERSION
 
-    def _resume_from(self, folder: Path) -> None:
-        verify_version(folder, model=self._model_digests())
-        self._policy.load_version(folder)
+    def _resume(self) -> None:
+        """Be the checkpoint of ``--resume-from-ckpt`` where one is given. Raises: AdapterError: it is none of this model."""
+        if self._settings.resume_from_ckpt:
+            folder = Path(self._settings.resume_from_ckpt).expanduser()
+            verify_version(folder, model=self._model_digests())
+            self._policy.load_version(folder)
 
     def _model_digests(self) -> ModelDigests:
         return digest_served_model(self._settings.model_path)
@@ -234,8 +236,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
         try:
             if self._plan.begins_at_base:
                 self._policy.reset(self._settings.seed)
-                if self._settings.resume_from_ckpt:
-                    self._resume_from(Path(self._settings.resume_from_ckpt).expanduser())
+                self._resume()
             self._enter("training")
             trained = _Trained(
                 prepared=prepared,

@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from trainer.canaries import as_message
 from trainer.protocol import Policy, Reply, Weights
 from wire.wish_text import add_wishes
 
@@ -72,7 +72,7 @@ class WishMeter:
 
     def prompt(self, question: str, text: str = "") -> Ids:
         """Prompt ids of a question with this text of wishes."""
-        return tuple(self._policy.render(add_wishes([_asked(question)], text, self.place)))
+        return tuple(self._policy.render(add_wishes([as_message(question)], text, self.place)))
 
     @property
     def probes(self) -> list[tuple[str, Reply]]:
@@ -170,7 +170,3 @@ class WishMeter:
 def share(values: Sequence[bool]) -> float:
     """Return the share of True; 0 of nothing."""
     return sum(values) / len(values) if values else 0.0
-
-
-def _asked(question: str) -> dict[str, Any]:
-    return {"role": "user", "content": question}
