@@ -14,6 +14,8 @@ from store.values import (
     Relation,
     TurnKind,
     Verdict,
+    Wish,
+    WishState,
 )
 
 
@@ -78,3 +80,19 @@ def make_verdict(turn_id: str, value: int | None = -1, **changes: Any) -> Verdic
         created_at=1_020.0,
     )
     return replace(verdict, **changes)
+
+
+def make_wish(wish_id: int, text: str, state: WishState = WishState.PROMPT, **changes: Any) -> Wish:
+    """A wish of the record; ``changes`` are fields of Wish."""
+    fields: dict[str, Any] = {
+        "wish_id": wish_id,
+        "policy": "patina-tiny",
+        "state": state,
+        "text": text,
+        "edited": False,
+        "measures": {},
+        "statements": (),
+        "created_at": 1_000.0 + wish_id,
+        "changed_at": 1_000.0 + wish_id,
+    }
+    return Wish(**{**fields, **changes})

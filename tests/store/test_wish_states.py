@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from store.values import Json, Wish, WishState
+from store.values import Json, WishState
 from store.wish_states import MAX_WISHES, describe_state, in_prompt
-
-
-def make_wish(number: int, **changes: Any) -> Wish:
-    fields: dict[str, Any] = {
-        "wish_id": number,
-        "policy": "p",
-        "state": WishState.PROMPT,
-        "text": f"wish {number}",
-        "edited": False,
-        "measures": {},
-        "statements": (),
-        "created_at": float(number),
-        "changed_at": float(number),
-    }
-    return Wish(**{**fields, **changes})
+from tests.making import make_wish
 
 
 @pytest.mark.parametrize(
@@ -40,12 +24,12 @@ def make_wish(number: int, **changes: Any) -> Wish:
     ],
 )  # fmt: skip
 def test_a_state_is_said_in_words(state: WishState, measures: Json, said: str) -> None:
-    assert describe_state(make_wish(1, state=state, measures=measures), is_in_prompt=True) == said
+    assert describe_state(make_wish(1, "Shorter.", state, measures=measures), is_in_prompt=True) == said
 
 
 def test_the_wishes_that_were_stated_last_are_in_the_prompt_the_newest_at_the_end() -> None:
-    wishes = [make_wish(number) for number in range(1, MAX_WISHES + 3)]
-    wishes[0] = make_wish(1, changed_at=100.0)
-    wishes[5] = make_wish(6, state=WishState.RETIRED)
+    wishes = [make_wish(number, f"wish {number}") for number in range(1, MAX_WISHES + 3)]
+    wishes[0] = make_wish(1, "wish 1", changed_at=5_000.0)
+    wishes[5] = make_wish(6, "wish 6", WishState.RETIRED)
     found = [wish.wish_id for wish in in_prompt(wishes)]
     assert found == [3, 4, 5, 7, 8, 9, 10, 1]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from store.values import AdapterState, AdapterVersion, WishState
-from tests.trainer.turns import make_wish
+from tests.making import make_wish
 from trainer.due import MAX_REBUILD_FAILURES, Rebuild, needs_rebuild
 
 SHORT = make_wish(1, "Shorter, please.")

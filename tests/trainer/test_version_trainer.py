@@ -16,8 +16,9 @@ from store.lifecycle import DropReason
 from store.manifest import read_attestation
 from store.settings import read_settings
 from store.values import AdapterState, AdapterVersion, ScoredTurn, Wish, WishStatement
+from tests.making import make_wish
 from tests.trainer.gates import close_the_gate, local_trainer, open_the_gate
-from tests.trainer.turns import accepted, make_wish, sampled_turn, wishing_turn
+from tests.trainer.turns import accepted, sampled_turn, wishing_turn
 from trainer.policy import LocalPolicy
 from trainer.protocol import Outcome, VersionJob
 from trainer.version_trainer import LocalVersionTrainer

@@ -9,7 +9,7 @@ import pytest
 from store.calibration import Calibration
 from store.wish_states import LEAST_GAIN, in_prompt
 from tests.fixtures import PATINA_TINY
-from tests.trainer.turns import make_wish
+from tests.making import make_wish
 from trainer.calibrate import _cosines
 from trainer.canaries import load_canaries
 from trainer.policy import LocalPolicy

@@ -12,10 +12,8 @@ from store.values import (
     NewTurn,
     Relation,
     ScoredTurn,
-    Wish,
     WishReading,
     WishScope,
-    WishState,
 )
 from tests.making import make_answer, make_turn, make_verdict
 from trainer.batch import Sample, SampleKind
@@ -70,22 +68,6 @@ def accepted(policy: Policy, turn_id: str, question: str, wish_text: str, **chan
     """A reply that was served with wishes, and for which a person thanks."""
     verdict = {"value": 1, "hint": None, **changes.pop("verdict", {})}
     return sampled_turn(policy, turn_id, question, wish_text=wish_text, verdict=verdict, **changes)
-
-
-def make_wish(wish_id: int, text: str, state: WishState = WishState.PROMPT, **changes: Any) -> Wish:
-    """A wish of the record; ``changes`` are fields of Wish."""
-    fields: dict[str, Any] = {
-        "wish_id": wish_id,
-        "policy": "patina-tiny",
-        "state": state,
-        "text": text,
-        "edited": False,
-        "measures": {},
-        "statements": (),
-        "created_at": 1_000.0 + wish_id,
-        "changed_at": 1_000.0 + wish_id,
-    }
-    return Wish(**{**fields, **changes})
 
 
 def anchor_of(sample: Sample) -> Sample:

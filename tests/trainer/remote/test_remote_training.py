@@ -14,7 +14,8 @@ from store.errors import AdapterError, AdapterMismatch, UpstreamError, WireError
 from store.lifecycle import Stage
 from store.record import Record
 from store.settings import Settings
-from store.values import AdapterState, AdapterVersion, ScoredTurn, Wish, WishState
+from store.values import AdapterState, AdapterVersion, ScoredTurn, Wish
+from tests.making import make_wish
 from tests.trainer.gates import ScriptedGate, quick_calibration
 from tests.trainer.test_worker import Bench, settings_of
 from tests.trainer.turns import sampled_turn, wishing_turn
@@ -295,17 +296,7 @@ def test_messages_survive_the_way(settings: Settings, link: InProcess) -> None:
 # -- versions that begin at the base model
 
 
-WISH = Wish(
-    wish_id=7,
-    policy=NAME,
-    state=WishState.PROMPT,
-    text="Answer in capital letters.",
-    edited=False,
-    measures={},
-    statements=(),
-    created_at=0.0,
-    changed_at=0.0,
-)
+WISH = make_wish(7, "Answer in capital letters.")
 
 
 def wish_job(policy: LocalPolicy, number: int, *names: str) -> VersionJob:

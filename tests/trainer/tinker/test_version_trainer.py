@@ -17,7 +17,8 @@ from serving.tinker.version import FILE, read_version
 from store.calibration import read_calibration
 from store.errors import AdapterError, ConfigError, UpstreamUnreachable
 from store.lifecycle import DropReason
-from store.values import AdapterState, AdapterVersion, LogprobMode, ScoredTurn, Wish, WishState, WishStatement
+from store.values import AdapterState, AdapterVersion, LogprobMode, ScoredTurn, Wish, WishStatement
+from tests.making import make_wish
 from tests.tinker.checkpoints import Checkpoints
 from tests.tinker.errors import Refused
 from tests.tinker.running import TinkerServer
@@ -67,17 +68,7 @@ def reviewed(*wishes: Wish) -> Reviewed:
     return Reviewed(learnt=wishes, measures={one.wish_id: {"base": 0.0, "told": 1.0} for one in wishes})
 
 
-WISH = Wish(
-    wish_id=7,
-    policy="patina-tiny",
-    state=WishState.PROMPT,
-    text="Answer in capital letters.",
-    edited=False,
-    measures={},
-    statements=(),
-    created_at=0.0,
-    changed_at=0.0,
-)
+WISH = make_wish(7, "Answer in capital letters.")
 
 
 def stated_in(turns: list[ScoredTurn]) -> Wish:
