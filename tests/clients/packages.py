@@ -14,6 +14,8 @@ from store.settings import child_environment
 
 _CACHE = Path.home() / ".cache" / "patina-tests"
 _INSTALL_S = 600
+# Written last: a run that was killed while it installed leaves a folder without it, and the next run installs again.
+_DONE = ".installed"
 
 
 def _folder(*packages: str) -> Path:
@@ -41,11 +43,12 @@ def npm(*packages: str) -> Path:
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed (apt-get install nodejs npm)")
     folder = _folder(*packages)
-    if not (folder / "node_modules").is_dir():
+    if not (folder / _DONE).exists():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "package.json").write_text('{"private": true}')
         command = ["npm", "install", "--no-save", "--ignore-scripts", "--no-audit", "--no-fund", *packages]
         _install(command, folder, packages)
+        (folder / _DONE).touch()
     return folder
 
 
@@ -53,10 +56,11 @@ def pip(*packages: str) -> Path:
     """Return the Python of an environment that has these packages: their versions are not this project's."""
     folder = _folder(*packages)
     python = folder / "bin" / "python"
-    if not python.exists():
+    if not (folder / _DONE).exists():
         folder.mkdir(parents=True, exist_ok=True)
-        _install([sys.executable, "-m", "venv", str(folder)], folder, packages)
+        _install([sys.executable, "-m", "venv", "--clear", str(folder)], folder, packages)
         _install([str(python), "-m", "pip", "install", "--quiet", *packages], folder, packages)
+        (folder / _DONE).touch()
     return python
 
 

@@ -18,7 +18,8 @@ from store.settings import REPOSITORY, child_environment
 def test_eval_starts_its_own_stack_and_repeating_the_command_runs_nothing(tmp_path: Path) -> None:
     command = [
         sys.executable, str(REPOSITORY / "run.py"), "eval", "--methods", "combine", "--preferences", "concise", "--interactions", "5",
-        "--seeds", "1", "--questions", "6", "--measure-every", "0", "--learning", "anchors=4", "--output", str(tmp_path),
+        "--seeds", "1", "--questions", "6", "--measure-every", "0", "--learning", "anchors=4,samples=8",
+        "--wishes", "weights", "--batch-size", "2", "--output", str(tmp_path),
     ]  # fmt: skip
 
     def run() -> str:

@@ -17,6 +17,7 @@ import openai
 import orjson
 import pytest
 
+from tests.clients.packages import npm
 from tests.proxy.conftest import KEY
 from tests.proxy.raw_http import Cut, Request, Step, answer, is_addition
 from tests.proxy.test_transparency import JSON_TYPE, SSE, Json, Pair, Style, pair_at
@@ -141,27 +142,8 @@ def test_the_python_sdk_cannot_tell(pair: Pair, name: str) -> None:
         assert direct[0] == "value"
 
 
-def node_modules() -> Path:
-    """The folder with the Node SDK, installed once; skips with the reason where that cannot be done."""
-    for program in ("node", "npm"):
-        if shutil.which(program) is None:
-            pytest.skip(
-                f"{program} is not installed (apt-get install nodejs npm): the Node SDK is not tested"
-            )
-    folder = Path.home() / ".cache" / "patina-tests" / NODE_SDK.replace("@", "-")
-    if not (folder / "node_modules" / "openai").is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "package.json").write_text('{"private": true}')
-        install = ["npm", "install", "--no-save", "--ignore-scripts", "--no-audit", "--no-fund", NODE_SDK]
-        done = subprocess.run(install, cwd=folder, capture_output=True, text=True, check=False, timeout=240)
-        if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            pytest.skip(f"{NODE_SDK} cannot be installed: {last}")
-    return folder
-
-
 def test_the_node_sdk_cannot_tell(pair: Pair, tmp_path: Path) -> None:
-    folder = node_modules()
+    folder = npm(NODE_SDK)
     script = folder / f"sdk-{os.getpid()}.mjs"  # modules are looked for beside the script
     shutil.copy(SCRIPT, script)
     found = []
