@@ -164,6 +164,7 @@ def main() -> int:
     parser.add_argument(
         "--colocate", choices=("auto", "share", "sleep"), default="auto", help="as for run.py"
     )
+    parser.add_argument("--learning", default="", help="as for run.py")
     parser.add_argument(
         "--patience-s", type=float, default=600.0, help="for each step (default: %(default)s)"
     )
@@ -176,6 +177,8 @@ def main() -> int:
     }
     if given.vllm_python:
         wishes["vllm_python"] = given.vllm_python
+    if given.learning:
+        wishes["learning"] = given.learning
     if given.tinker_base_url:
         wishes["tinker_base_url"] = given.tinker_base_url
     began = time.monotonic()
