@@ -357,7 +357,8 @@ def measure_text(value: float | None, name: str) -> str:
 def gate_measures(gate: Json) -> list[GateMeasure]:
     """Return each number that the gate took, in the order of `LABELS`; those of later programs last."""
     after, base = gate.get("after") or {}, gate.get("base") or {}
-    limits, places = bounds(after, base), {name: place for place, name in enumerate(LABELS)}
+    limits = bounds(after, base, told=_figure((gate.get("told") or {}).get("facts")))
+    places = {name: place for place, name in enumerate(LABELS)}
     found = [
         GateMeasure(name=name, base=_figure(base.get(name)), after=figure, bound=limits.get(name))
         for name, value in after.items()

@@ -25,7 +25,7 @@ from store.record_handle import RecordHandle
 from store.values import Json, WishesSeen
 from wire.chat_request import ChatRequest
 from wire.reply_strip import read_reply
-from wire.wish_text import BEHIND, PLACES, join_wishes, splice_wishes
+from wire.wish_text import BEHIND, PLACES, join_wishes, prompt_text, splice_wishes
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ class PromptWishes:
 
     async def _count_tokens(self, text: str) -> int | None:
         assert self._backend is not None
-        body = orjson.dumps({"prompt": f"\n\n{text}", "add_special_tokens": False})
+        body = orjson.dumps({"prompt": f"\n\n{prompt_text(text)}", "add_special_tokens": False})
         try:
             reply = await self._backend.open(
                 "POST", "/tokenize", [(b"content-type", b"application/json")], body

@@ -24,21 +24,21 @@ class Calibration:
 
     Attributes:
         model: digest of the base model.
-        placement: where the model obeys wishes best; see `wire.wish_text.add_wishes`.
-        obeyed: share of checkable instructions that it obeys, by place.
+        placement: where wishes stand in a prompt; see `wire.wish_text.add_wishes`.
+        obeyed: by place, the shares of instructions there that the model obeys, and of messages that ask for the opposite.
         same_wish: cosine of two effects from which two wordings are one wish.
         neutral: largest effect of words that ask for nothing; see `trainer.wish_meter.WishMeter.size`.
         gate: `trainer.gate.GateMeasures` of the base model.
-        anchors: replies of the base model to prompts with an instruction: token ids of prompt and reply.
+        anchors: messages with an instruction, and the token ids of the base model's replies.
     """
 
     model: str = ""
     placement: str = "behind"
-    obeyed: Mapping[str, float] = field(default_factory=dict)
+    obeyed: Mapping[str, Sequence[float]] = field(default_factory=dict)
     same_wish: float = 1.0
     neutral: float = 0.0
     gate: Json = field(default_factory=dict)
-    anchors: Sequence[Sequence[Sequence[int]]] = ()
+    anchors: Sequence[tuple[str, Sequence[int]]] = ()
 
 
 def read_calibration(home: Path, model: str | None = None) -> Calibration | None:

@@ -49,9 +49,6 @@ def describe_state(wish: Wish, *, is_in_prompt: bool) -> str:
 
 def _refusal(measures: Json) -> str:
     """Return why a wish is not taught to the weights; "" where it is, or was not measured yet."""
-    effect, neutral = measures.get("effect"), measures.get("neutral")
-    if isinstance(effect, int | float) and isinstance(neutral, int | float) and effect <= neutral:
-        return "this model does not act on these words"
     told, base = measures.get("told"), measures.get("base")
     if isinstance(told, int | float) and isinstance(base, int | float) and told - base < LEAST_GAIN:
         return f"this model hardly follows it when asked ({told:.0%} of replies, {base:.0%} without)"

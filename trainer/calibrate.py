@@ -1,7 +1,8 @@
 """What has to be known of a base model before it learns anything, measured once at its first start (`store.calibration`).
 
 =========  ===================================================================================================================
-placement  where the model obeys best: checkable instructions of the canaries, put where wishes may stand in a prompt
+placement  where wishes stand in a prompt: where the base model obeys most checkable instructions of the canaries, and still obeys a
+           message that asks for the opposite
 wishes     from which cosine two wordings are one wish: half way between two wordings of one instruction and those of different ones;
            and how much words change that ask for nothing
 gate       which of the gate's prompts the base model answers as asked
@@ -19,10 +20,10 @@ from trainer.canaries import Canaries, as_message
 from trainer.gate import Gate
 from trainer.protocol import Policy, Weights
 from trainer.wish_meter import NEUTRAL, PROBES, WishMeter, share
-from wire.wish_text import BEHIND, PLACES, add_wishes
+from wire.wish_text import PLACES, add_wishes
 
-#: Instructions by which a placement is judged, questions for each, and the longest reply in tokens.
-_INSTRUCTIONS, _QUESTIONS, _TOKENS = 8, 2, 64
+#: Questions for each instruction by which a placement is judged, and the longest reply in tokens.
+_QUESTIONS, _TOKENS = 2, 64
 #: Pairs of wordings by which rewordings are told from different wishes.
 _PAIRS = 6
 #: Longest reply of an anchor, in tokens: the first ones decide on language, form and tone.
@@ -39,7 +40,7 @@ def calibrate(
         anchors: how many replies to keep.
     """
     obeyed = {place: _obeyed(policy, canaries, place) for place in PLACES}
-    placement = max(PLACES, key=lambda place: (obeyed[place], place == BEHIND))
+    placement = max(PLACES, key=lambda place: sum(obeyed[place]))
     meter = WishMeter(policy, canaries.plain_questions(), placement)
     same, different = _cosines(meter, canaries)
     return Calibration(
@@ -53,29 +54,44 @@ def calibrate(
     )
 
 
-def _obeyed(policy: Policy, canaries: Canaries, place: str) -> float:
-    """Share of checkable instructions that the base model obeys where wishes stand at this place."""
+def _obeyed(policy: Policy, canaries: Canaries, place: str) -> tuple[float, float]:
+    """Shares of instructions at this place that the base model obeys, and of messages that ask for the opposite of one and are obeyed.
+
+    Styles without an opposite are not asked about: the two shares would not be of the same instructions.
+    """
     checks = {
-        one.style: one for one in canaries.anchors if one.has_check and one.style in canaries.instructions
+        one.style: one for one in canaries.anchors if one.has_check and canaries.instructions.get(one.style)
     }
-    questions = (
-        canaries.plain_questions()[PROBES : PROBES + _QUESTIONS] or canaries.plain_questions()[:_QUESTIONS]
-    )
-    cases = list(product(list(checks)[:_INSTRUCTIONS], questions))
+    pairs = [
+        pair
+        for one, other in canaries.opposites
+        for pair in ((one, other), (other, one))
+        if {*pair} <= {*checks}
+    ]
+    questions = canaries.plain_questions()[PROBES:] or canaries.plain_questions()
+    cases = list(product(pairs, questions[:_QUESTIONS]))
+    asked = [(wished, question) for (wished, _), question in cases]
+    asked += [
+        (wished, f"{question} {canaries.instructions[other][-1]}") for (wished, other), question in cases
+    ]
     replies = policy.sample(
         [
-            policy.render(add_wishes([as_message(question)], canaries.instructions[style][0], place))
-            for style, question in cases
+            policy.render(add_wishes([as_message(message)], canaries.instructions[wished][0], place))
+            for wished, message in asked
         ],
         max_tokens=_TOKENS,
         temperature=0.0,
         weights=Weights.BASE,
     )
-    return share(
-        [
-            checks[style].is_obeyed(policy.decode(r.token_ids))
-            for (style, _), r in zip(cases, replies, strict=True)
-        ]
+    texts = [policy.decode(reply.token_ids) for reply in replies]
+    return (
+        share([checks[wished].is_obeyed(text) for ((wished, _), _), text in zip(cases, texts, strict=False)]),
+        share(
+            [
+                checks[other].is_obeyed(text)
+                for ((_, other), _), text in zip(cases, texts[len(cases) :], strict=True)
+            ]
+        ),
     )
 
 
@@ -87,17 +103,19 @@ def _cosines(meter: WishMeter, canaries: Canaries) -> tuple[list[float], list[fl
     return same, different
 
 
-def _anchors(policy: Policy, canaries: Canaries, count: int, seed: int) -> list[list[list[int]]]:
-    """Token ids of prompts with an instruction and of the base model's replies, each instruction as often as any other."""
-    prompts = [one.prompt for one in canaries.split()[0]]
+def _anchors(policy: Policy, canaries: Canaries, count: int, seed: int) -> list[tuple[str, list[int]]]:
+    """Messages with an instruction and the base model's replies, each instruction as often as any other."""
+    messages = [one.prompt for one in canaries.split()[0]]
     questions = canaries.plain_questions()[PROBES:] or canaries.plain_questions()
     instructions = [text for texts in canaries.instructions.values() for text in texts]
-    prompts += [
+    messages += [
         f"{questions[i % len(questions)]} {text}"
         for i, text in enumerate(instructions * (1 + count // max(1, len(instructions))))
     ]
-    ids = [policy.render([as_message(prompt)]) for prompt in prompts[:count]]
+    ids = [policy.render([as_message(message)]) for message in messages[:count]]
     replies = policy.sample(ids, max_tokens=ANCHOR_TOKENS, seed=seed, weights=Weights.BASE)
     return [
-        [prompt, list(reply.token_ids)] for prompt, reply in zip(ids, replies, strict=True) if reply.token_ids
+        (message, list(reply.token_ids))
+        for message, reply in zip(messages, replies, strict=False)
+        if reply.token_ids
     ]

@@ -8,11 +8,12 @@ other models the one beside this file is used. Its form:
      "anchors":      [{"prompt": "Why ...? Answer at length.", "style": "long",
                        "match": REGEX, "avoid": REGEX, "min_words": 45, "max_words": 40}, ...],
      "instructions": {"long": ["Answer at length.", ...], ...},
+     "opposites":    [["long", "short"], ...],
      "questions":    ["How do I wash a wool sweater?", ...]}
 
 An anchor asks for a style in so many words: whatever a person prefers by default, this one wish is explicit. The checks are
 optional; without them only the distance to the base model is measured. `instructions`, by style, are put behind the
-person's own questions to make more anchors.
+person's own questions to make more anchors. `opposites` (may be missing) are styles of which no reply has both.
 
 Anchors are both trained on and measured by, so they are split: two of three of each style train, the third measures.
 """
@@ -97,6 +98,7 @@ class Canaries:
     anchors: tuple[AnchorPrompt, ...]
     instructions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     questions: tuple[str, ...] = ()
+    opposites: tuple[tuple[str, str], ...] = ()
 
     def plain_questions(self) -> tuple[str, ...]:
         """Questions without an instruction; where the file lists none, those of the facts."""
@@ -152,6 +154,7 @@ def read_canaries(path: Path) -> Canaries:
             anchors=tuple(_anchor(one) for one in data["anchors"]),
             instructions=_instructions(data.get("instructions", {})),
             questions=tuple(map(str, data.get("questions", ()))),
+            opposites=tuple((str(one), str(other)) for one, other in data.get("opposites", ())),
         )
     except (OSError, ValueError, KeyError, TypeError, re.error) as error:
         raise ConfigError(

@@ -21,8 +21,8 @@ BUDGET_S = 150.0
 QUESTION, WISHED, REPLY = 40, 52, 48
 #: Prompts of the whole gate, tokens of its longest reply, and questions by which wishes are measured.
 GATE_PROMPTS, GATE_REPLY, PROBES = 48, 96, 12
-#: Wishes that are typically measured.
-WISHES = 2
+#: Wishes that are typically measured, and readings of a reply without any.
+WISHES, WITHOUT = 2, 2
 #: Between `LEAST` and `MOST` there are so many levels.
 LEVELS = 16
 
@@ -120,13 +120,13 @@ def estimate(speed: Speed, effort: Effort) -> Estimate:
     def samples(rows: float, prompt: int, reply: int) -> float:
         return rows * prompt * speed.read_s + reply * (speed.step_s + (rows - 1) * speed.row_s)
 
-    wishes = samples(PROBES, WISHED, REPLY) + reads(PROBES, WISHED, 2 * WISHES + 2)
-    teach = wishes + samples(effort.samples, WISHED, REPLY)
+    wishes = samples(PROBES, WISHED, REPLY) + reads(2 * PROBES, WISHED, WISHES + WITHOUT)
+    teach = wishes + samples(effort.samples, WISHED, REPLY) + reads(2 * effort.anchors, QUESTION, 2)
     rows = effort.samples + effort.anchors
     step = reads(effort.samples, WISHED, 1) + reads(effort.anchors, QUESTION, 1)
     step += effort.passes * reads(rows, QUESTION, speed.learn_factor)
     gate = samples(gate_prompts(effort), QUESTION, GATE_REPLY)
-    gate += samples(PROBES, QUESTION, REPLY) + reads(PROBES, WISHED, WISHES + 1)
+    gate += samples(PROBES, QUESTION, REPLY) + reads(PROBES, WISHED, WISHES + WITHOUT)
     return Estimate(teach_s=teach, step_s=step, gate_s=gate)
 
 

@@ -3,14 +3,16 @@
 A wish is meant to change the policy. What no wish asks for must not change, so only that is judged:
 
 =================  ==========================================================================================
-plain questions    (`facts`) style is free here. The right answer is still in there, replies are not empty, end, are not all
-                   the same, are not three times as long.
+plain questions    (`facts`) style is free here. As many answers are right as the base model's, or as its answers with the wishes
+                   in its prompt, where a wish itself costs some; replies are not empty, end, are not all the same, are not
+                   three times as long.
 explicit requests  (`obeyed`) a request in the prompt is obeyed, whatever the person prefers by default.
 tool calls         (`tools`) machines read them: the call is valid and of the right tool.
 =================  ==========================================================================================
 
-Only prompts that the base model answers as asked are judged by: the others say nothing about a version. Replies are greedy, so a measure
-moves only when the weights do. The base model is measured once for a model and kept (`store.calibration`).
+Of requests and tool calls only those count that the base model answers as asked: the others say nothing about a version. Of facts all count:
+near its limits any change of a model makes some answers right and others wrong, and those that were right could only be lost. Replies are
+greedy, so a measure moves only when the weights do. The base model is measured once for a model and kept (`store.calibration`).
 
 With few prompts a gate sees little: of n prompts of which a version spoils the share q, it sees none with probability (1 - q)^n, and one
 is always allowed. `GateMeasures.counts` says how many there were.
@@ -29,6 +31,7 @@ from trainer.canaries import AnchorPrompt, Canaries, Fact, ToolCase, as_message,
 from trainer.gate_bounds import Thresholds as Thresholds
 from trainer.gate_bounds import slack
 from trainer.protocol import Policy, Reply, Weights
+from wire.wish_text import add_wishes
 
 T = TypeVar("T")
 
@@ -38,7 +41,6 @@ MAX_TOKENS = 96
 EXAMPLES = 6
 #: At most so many prompts of each kind; the same ones for base and candidate.
 MAX_FACTS, MAX_TOOLS, MAX_ANCHORS = 24, 8, 28
-_KINDS = ("facts", "tools", "obeyed")
 #: At least so many of each kind, however slow the model is.
 FEWEST = 4
 
@@ -49,8 +51,9 @@ class GateMeasures:
 
     Attributes:
         finite: every weight is a number. When False nothing else was measured.
-        facts, tools, obeyed: share of the prompts that are answered as asked: of the base model of all of them, of a version of those that
-            the base model answers so; None: there are none.
+        facts: share of the questions that are answered right.
+        tools, obeyed: share of the prompts that are answered as asked: of the base model of all of them, of a version of those that the base
+            model answers so; None: there are none.
         empty: share of plain replies without any text.
         distinct: number of different plain replies, by number of questions.
         ends: share of plain replies that ended within `MAX_TOKENS`.
@@ -85,9 +88,17 @@ class GateVerdict:
 
 
 def judge_gate(
-    after: GateMeasures, base: GateMeasures, thresholds: Thresholds | None = None
+    after: GateMeasures,
+    base: GateMeasures,
+    thresholds: Thresholds | None = None,
+    *,
+    told: float | None = None,
 ) -> tuple[str, ...]:
-    """Why a version may not be published, one sentence each; empty: it may. Pure; NaN is beyond every bound."""
+    """Why a version may not be published, one sentence each; empty: it may. Pure; NaN is beyond every bound.
+
+    Args:
+        told: share of the facts that the base model answers right with the wishes in its prompt; None: it was not asked.
+    """
     limits = thresholds or Thresholds()
     if not after.finite:
         return ("a weight is not a finite number",)
@@ -97,8 +108,14 @@ def judge_gate(
         if not ok:
             reasons.append(sentence)
 
+    if after.facts is not None and base.facts is not None:
+        least = base.facts if told is None else min(told, base.facts)
+        check(
+            after.facts >= least - slack(limits.facts_drop, after.counts.get("facts", 0)),
+            f"facts are forgotten: {after.facts:.0%} of {after.counts.get('facts', 0)} are right, base {base.facts:.0%}"
+            + ("" if told is None else f", with the wishes in its prompt {told:.0%}"),
+        )
     for name, now, allowed, what in (
-        ("facts", after.facts, limits.facts_drop, "facts are forgotten"),
         ("tools", after.tools, limits.tools_drop, "tool calls break"),
         ("obeyed", after.obeyed, limits.obeyed_drop, "explicit requests are not obeyed"),
     ):
@@ -156,16 +173,26 @@ class Gate:
             self._base = self.probe.measure(Weights.BASE)
         return self._base
 
-    def examine(self) -> GateVerdict:
-        """Measure the policy's weights as they are and judge them."""
+    def examine(self, told: Callable[[], float] | None = None) -> GateVerdict:
+        """Measure the policy's weights as they are and judge them.
+
+        Args:
+            told: returns the share of facts that the base model answers right with the wishes in its prompt; asked only where facts are
+                forgotten.
+        """
         base = self.base()
         asked = {
-            name: some if name == "facts" else some[: max(FEWEST, math.ceil(self._share * len(some)))]
+            name: some[: max(FEWEST, math.ceil(self._share * len(some)))]
             for name, some in base.right.items()
+            if name != "facts"
         }
         after = self.probe.measure(Weights.STUDENT, right=asked)
         measures = {"after": after.to_json(), "base": base.to_json()}
-        return GateVerdict(rejected=judge_gate(after, base, self._thresholds), measures=measures)
+        rejected = judge_gate(after, base, self._thresholds)
+        if told is not None and rejected and after.finite:
+            measures["told"] = {"facts": told()}
+            rejected = judge_gate(after, base, self._thresholds, told=measures["told"]["facts"])
+        return GateVerdict(rejected=rejected, measures=measures)
 
 
 class GateProbe:
@@ -200,12 +227,12 @@ class GateProbe:
         """Measures of one set of weights.
 
         Args:
-            right: numbers of the prompts to judge by, by kind; None: all.
+            right: numbers of the tool calls and requests to judge by, by kind; None: all.
         """
         policy = self._policy
         if weights is Weights.STUDENT and not policy.is_finite():
             return GateMeasures(finite=False)
-        kept = {name: list((right or {}).get(name, ())) for name in _KINDS} if right is not None else {}
+        kept = {name: list(right.get(name, ())) for name in ("tools", "obeyed")} if right is not None else {}
         facts = list(range(len(self._facts)))
         tools = kept.get("tools", list(range(len(self._tools))))
         anchors = kept.get("obeyed", [i for i, one in enumerate(self._anchors) if one.has_check])
@@ -220,7 +247,7 @@ class GateProbe:
         )
         texts = [policy.decode(reply.token_ids).strip() for reply in plain]
         answers = {
-            "facts": {i: self._facts[i].is_right(texts[i]) for i in kept.get("facts", facts)},
+            "facts": {i: self._facts[i].is_right(texts[i]) for i in facts},
             "tools": {
                 i: self._calls(reply, self._tools[i].expect_name)
                 for i, reply in zip(tools, called, strict=True)
@@ -243,6 +270,13 @@ class GateProbe:
             examples={case.prompt: text for case, text in zip(self._facts[:EXAMPLES], texts, strict=False)},
             right={name: [i for i, ok in some.items() if ok] for name, some in answers.items()},
         )
+
+    def facts_with(self, text: str, place: str) -> float:
+        """Share of the facts that the base model answers right with these wishes in its prompt."""
+        ids = [self._policy.render(add_wishes([as_message(one.prompt)], text, place)) for one in self._facts]
+        replies = self._greedy(ids, Weights.BASE)
+        pairs = zip(self._facts, replies, strict=True)
+        return _mean([fact.is_right(self._policy.decode(reply.token_ids)) for fact, reply in pairs])
 
     def scores(self, weights: Weights) -> dict[str, list[float]]:
         """Return a score for each prompt, by kind: to be compared prompt by prompt with those of other weights."""

@@ -25,8 +25,8 @@ class Thresholds:
     """How far a version may be from the base model: what the product promises, whatever the model is.
 
     Attributes:
-        facts_drop, tools_drop, obeyed_drop: share of the prompts that the base model has right by which a version may fall; one prompt
-            always may.
+        facts_drop: by how much the share of right answers may fall; one answer always may.
+        tools_drop, obeyed_drop: share of the prompts that the base model has right by which a version may fall; one prompt always may.
         ends_drop: share of plain replies by which those that end may fall; one always may.
         length_high: bound of the ratio of reply lengths on plain questions.
         distinct_low: share of the base model's number of different replies to different questions.
@@ -58,19 +58,25 @@ class Bound(NamedTuple):
 
 
 def bounds(
-    after: Mapping[str, Any], base: Mapping[str, Any], thresholds: Thresholds | None = None
+    after: Mapping[str, Any],
+    base: Mapping[str, Any],
+    thresholds: Thresholds | None = None,
+    *,
+    told: float | None = None,
 ) -> dict[str, Bound]:
     """Return the bounds by which `judge_gate` judges recorded measures, as far as the base model's are known."""
     limits, counts = thresholds or Thresholds(), after.get("counts") or {}
     found = {
         name: Bound(least=1.0 - slack(drop, counts.get(name, 0)))
         for name, drop in (
-            ("facts", limits.facts_drop),
             ("tools", limits.tools_drop),
             ("obeyed", limits.obeyed_drop),
         )
         if after.get(name) is not None
     }
+    if after.get("facts") is not None and (facts := base.get("facts")) is not None:
+        least = facts if told is None else min(told, facts)
+        found["facts"] = Bound(least=least - slack(limits.facts_drop, counts.get("facts", 0)))
     plain = counts.get("plain", 0)
     if (ends := base.get("ends")) is not None:
         found["ends"] = Bound(least=ends - slack(limits.ends_drop, plain))

@@ -14,10 +14,12 @@ alone: the same job without a turn gives the version that never saw it.
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -45,11 +47,14 @@ from trainer.samples import ActiveWishes, PreparedBatch, is_repetitive, prepare,
 from trainer.step import train
 from trainer.wish_meter import PROBES, WishMeter
 from trainer.wish_review import Reviewed, WishReview, wish_rows
+from wire.wish_text import join_wishes
 
 P = TypeVar("P", bound=Policy)
 
 #: Longest reply that the teacher gives for a sample, in tokens.
 TEACHER_TOKENS = 96
+#: From how many anchors for each one that a version uses they are chosen.
+ANCHOR_CHOICE = 2
 #: Where the gate objects, the version is brought nearer to the base model: so much of its way is left. Between a fine-tuned model and the one
 #: that it came from lie models that have most of what was learnt and more of what was known (Wortsman et al. 2022).
 SHARES = (1.0, 0.75, 0.5)
@@ -111,7 +116,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
                 model,
                 self._canaries,
                 gate,
-                anchors=self._plan.anchors,
+                anchors=ANCHOR_CHOICE * self._plan.anchors,
                 seed=self._settings.seed,
             )
             write_calibration(self._settings.home, known)
@@ -229,7 +234,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
                 merged=reviewed.merged,
                 measures=reviewed.measures or {},
             )
-        samples = weighed([*own, *self._anchors(len(own))]) if wishes.text else own
+        samples = weighed([*own, *self._anchors(wishes.text, len(own))]) if wishes.text else own
         prepared_at = time.monotonic()
         self._before = self._policy.snapshot()
         self._left_out.clear()
@@ -256,21 +261,26 @@ class BaseVersionTrainer(ABC, Generic[P]):
     def _parent(self) -> int:
         return BASE_VERSION if self._plan.begins_at_base else self.version
 
-    def _anchors(self, count: int) -> list[Sample]:
-        """Replies of the base model to prompts with an instruction: at most as many as samples, and as the plan has."""
+    def _anchors(self, text: str, count: int) -> list[Sample]:
+        """Replies of the base model to messages with an instruction: at most as many as samples, and as the plan has.
+
+        Half of them are those that the wishes make least likely: there the message asks for the opposite, which a version unlearns first.
+        """
+        pool = [(message, tuple(reply)) for message, reply in self.calibration.anchors]
+        most = min(count, self._plan.anchors)
+        opposed = self._meter.opposed(text, pool)[: math.ceil(most / 2)]
+        chosen = [*opposed, *(i for i in range(len(pool)) if i not in opposed)][:most]
         return [
             Sample(
                 turn_id=f"anchor-{number}",
                 kind=SampleKind.ANCHOR,
-                prompt_ids=tuple(prompt),
-                completion_ids=tuple(reply),
+                prompt_ids=(prompt := self._meter.prompt(message)),
+                completion_ids=reply,
                 sampling_logprobs=None,
-                teacher_prompt_ids=tuple(prompt),
+                teacher_prompt_ids=prompt,
                 streams=wish_streams(self._plan.method, len(reply), alpha=self._plan.objective.alpha),
             )
-            for number, (prompt, reply) in enumerate(
-                self.calibration.anchors[: min(count, self._plan.anchors)]
-            )
+            for number, (message, reply) in enumerate(pool[i] for i in chosen)
         ]
 
     def _teacher_samples(self, job: VersionJob, wishes: ActiveWishes, count: int) -> list[Sample]:
@@ -312,13 +322,17 @@ class BaseVersionTrainer(ABC, Generic[P]):
             if reply.token_ids and not is_repetitive(reply.token_ids)
         ]
 
+    def _facts_told(self, reviewed: Reviewed) -> float:
+        return self._gate.probe.facts_with(join_wishes(reviewed.texts), self.calibration.placement)
+
     def _judge_and_write(self, job: VersionJob, trained: _Trained) -> Outcome:
         self._enter("gate")
-        verdict, kept = self._gate.examine(), 1.0
+        told = cache(lambda: self._facts_told(trained.reviewed)) if trained.reviewed.texts else None
+        verdict, kept = self._gate.examine(told), 1.0
         for share in SHARES[1:] if self._plan.begins_at_base else ():
             if not verdict.rejected or not self._scale(share / kept):
                 break
-            verdict, kept = self._gate.examine(), share
+            verdict, kept = self._gate.examine(told), share
         followed = self._review.followed(trained.reviewed, seed=self._settings.seed)
         rows = wish_rows(followed)
         judged_at = time.monotonic()

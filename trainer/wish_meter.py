@@ -3,8 +3,9 @@
 ============  ================================================================================================================
 effect        how a wish in the prompt changes the next-token probabilities along the base model's own replies to the probe
               questions, less what neutral words change there. Rewordings of a wish point in the same direction
-follows       a reply follows a wish when the base model finds it likelier with the wish in the prompt than without: the log
-              of the ratio is above 0 (a likelihood-ratio test with equal priors)
+follows       a reply follows a wish when the base model finds it likelier with the wish in the prompt than without, and than with
+              neutral words in its place: the log of the ratio is above 0 (a likelihood-ratio test with equal priors). So the
+              share among replies with the wish less the share among those without is a distance of the two distributions
 ============  ================================================================================================================
 
 The base model never changes, so its replies and the effects are kept.
@@ -67,7 +68,7 @@ class WishMeter:
         self._effects: dict[str, Effect] = {}
         self._changes: dict[str, Effect] = {}
         self._plain: Effect = {}
-        #: Log-probabilities of replies to questions without a wish.
+        #: Log-probabilities of replies to questions without a wish: with nothing or neutral words in its place, the larger one.
         self._without: dict[tuple[str, Ids], float] = {}
 
     def prompt(self, question: str, text: str = "") -> Ids:
@@ -149,22 +150,27 @@ class WishMeter:
             return []
         unread = [one for one in replies if one not in self._without]
         if unread:
-            read = self._logprobs(
-                [self.prompt(question) for question, _ in unread], [ids for _, ids in unread]
-            )
-            self._without |= {one: sum(row) for one, row in zip(unread, read, strict=True)}
-        wished = self._logprobs(
-            [self.prompt(question, text) for question, _ in replies], [ids for _, ids in replies]
-        )
-        return [sum(row) > self._without[one] for one, row in zip(replies, wished, strict=True)]
+            read = zip(unread, *(self._read_whole(words, unread) for words in ("", NEUTRAL[0])), strict=True)
+            self._without |= {one: max(plain, neutral) for one, plain, neutral in read}
+        wished = self._read_whole(text, replies)
+        return [value > self._without[one] for one, value in zip(replies, wished, strict=True)]
+
+    def opposed(self, text: str, replies: Sequence[tuple[str, Ids]]) -> list[int]:
+        """Indices of the replies to messages, those first that a wish in the prompt makes least likely."""
+        if not replies:
+            return []
+        plain, wished = self._read_whole("", replies), self._read_whole(text, replies)
+        return sorted(range(len(replies)), key=lambda i: wished[i] - plain[i])
 
     def base_share(self, text: str) -> float:
         """Share of the base model's plain replies that follow a wish."""
         return share(self.follows(text, [(question, reply.token_ids) for question, reply in self.probes]))
 
-    def _logprobs(self, prompts: Sequence[Ids], replies: Sequence[Sequence[int]]) -> list[list[float]]:
-        values, _ = self._policy.response_logprobs(prompts, replies, Weights.BASE)
-        return [values[row, : len(reply)].tolist() for row, reply in enumerate(replies)]
+    def _read_whole(self, text: str, replies: Sequence[tuple[str, Ids]]) -> list[float]:
+        """Log-probabilities of whole replies with this text in the prompt."""
+        prompts, ids = [self.prompt(question, text) for question, _ in replies], [ids for _, ids in replies]
+        values, _ = self._policy.response_logprobs(prompts, ids, Weights.BASE)
+        return [float(values[row, : len(reply)].sum()) for row, reply in enumerate(ids)]
 
 
 def share(values: Sequence[bool]) -> float:

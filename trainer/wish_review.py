@@ -61,30 +61,16 @@ class WishReview:
         merged: list[tuple[int, int]] = []
         measures: dict[int, Json] = {}
         for wish in wishes:
-            size = self._meter.size(wish.text)
-            acts = size > self._calibration.neutral
-            # What changes no more than neutral words has no direction: it is like nothing but itself.
-            alike = (
-                one
-                for one in kept
-                if one.text == wish.text
-                or (
-                    acts
-                    and measures[one.wish_id]["effect"] > self._calibration.neutral
-                    and self._is_same(one, wish)
-                )
-            )
-            if (same := next(alike, None)) is not None:
+            same = next((one for one in kept if one.text == wish.text or self._is_same(one, wish)), None)
+            if same is not None:
                 merged.append((same.wish_id, wish.wish_id))
-                continue
-            measures[wish.wish_id] = {"effect": size, "neutral": self._calibration.neutral}
-            kept.append(wish)
-        acting = [one for one in kept if measures[one.wish_id]["effect"] > self._calibration.neutral]
+            else:
+                kept.append(wish)
         learnt = []
-        told = self._told(acting, seed) if acting else []
-        for wish in acting:
+        told = self._told(kept, seed) if kept else []
+        for wish in kept:
             base, asked = self._meter.base_share(wish.text), self._share(wish, told)
-            measures[wish.wish_id] |= {"base": base, "told": asked}
+            measures[wish.wish_id] = {"base": base, "told": asked}
             if asked - base >= LEAST_GAIN:
                 learnt.append(wish)
         kept_ids = {wish.wish_id for wish in learnt}
@@ -97,7 +83,12 @@ class WishReview:
         )
 
     def _is_same(self, one: Wish, other: Wish) -> bool:
-        return self._meter.cosine(one.text, other.text) >= self._calibration.same_wish
+        """Whether both do the same to the model. What changes no more than neutral words has no direction."""
+        sizes = (self._meter.size(one.text), self._meter.size(other.text))
+        return (
+            min(sizes) > self._calibration.neutral
+            and self._meter.cosine(one.text, other.text) >= self._calibration.same_wish
+        )
 
     def _told(self, wishes: Sequence[Wish], seed: int) -> list[tuple[str, Ids]]:
         """Questions with the base model's replies behind all these wishes."""

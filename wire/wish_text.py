@@ -19,9 +19,11 @@ from wire.classify import classify_request, is_structured
 from wire.json_splice import elements, find_member, set_members, value_end
 from wire.user_text import next_state_text
 
-#: Places in the prompt: behind the newest user message, or in the system prompt.
-BEHIND, SYSTEM = "behind", "system"
-PLACES = (BEHIND, SYSTEM)
+#: Places in the prompt: before or behind the text of the newest user message, or in the system prompt.
+BEFORE, BEHIND, SYSTEM = "before", "behind", "system"
+PLACES = (BEFORE, BEHIND, SYSTEM)
+#: The wishes are a list below this line: without it they would read as a part of the message.
+_HEADING = "Preferences:"
 
 _SYSTEM_ROLES = ("system", "developer")
 #: Fields of vLLM, SGLang and llama.cpp that force the form of a reply.
@@ -68,21 +70,26 @@ def add_wishes(messages: Sequence[Json], text: str, place: str) -> tuple[Json, .
 
     Args:
         text: of `join_wishes`; "" adds nothing.
-        place: ``behind`` (the newest user message) or ``system`` (the first message, a new one where it is no system message).
+        place: ``before`` or ``behind`` (the text of the newest user message) or ``system`` (the first message, a new one where it is no
+            system message).
 
     Raises:
         ValueError: the place is unknown, or the message there has no text to which one can be added.
     """
     if not text:
         return tuple(messages)
-    at = _target(messages, place)
+    at, text = _target(messages, place), prompt_text(text)
     if at is None:
         return ({"role": "system", "content": text}, *messages)
     content = messages[at].get("content")
+    if content:
+        text = f"{text}\n\n" if place == BEFORE else f"\n\n{text}"
     if isinstance(content, str):
-        content = f"{content}\n\n{text}" if content else text
+        content = text + content if place == BEFORE else content + text
     elif isinstance(content, list):
-        content = [*content, {"type": "text", "text": text}]
+        # Engines join parts in several ways, some with nothing between them.
+        part = {"type": "text", "text": text}
+        content = [part, *content] if place == BEFORE else [*content, part]
     else:
         raise ValueError(f"message {at} has no text to which wishes can be added")
     return (*messages[:at], {**messages[at], "content": content}, *messages[at + 1 :])
@@ -100,7 +107,7 @@ def splice_wishes(raw: bytes, messages: Sequence[Mapping[str, Any]], text: str, 
     """
     if not text:
         return raw
-    at = _target(messages, place)
+    at, text = _target(messages, place), prompt_text(text)
     array = find_member(raw, "messages")
     starts = list(elements(raw, array))
     if at is None:
@@ -110,13 +117,17 @@ def splice_wishes(raw: bytes, messages: Sequence[Mapping[str, Any]], text: str, 
     content = messages[at].get("content")
     value = find_member(raw, "content", starts[at])
     end = value_end(raw, value)
+    if content:
+        text = f"{text}\n\n" if place == BEFORE else f"\n\n{text}"
     if isinstance(content, str):
-        addition = orjson.dumps(f"\n\n{text}" if content else text)[1:-1]
+        addition, separator = orjson.dumps(text)[1:-1], b""
     elif isinstance(content, list):
-        addition = (b"," if content else b"") + orjson.dumps({"type": "text", "text": text})
+        addition, separator = orjson.dumps({"type": "text", "text": text}), b"," if content else b""
     else:
         raise ValueError(f"message {at} has no text to which wishes can be added")
-    return b"".join((raw[: end - 1], addition, raw[end - 1 :]))
+    if place == BEFORE:
+        return b"".join((raw[: value + 1], addition, separator, raw[value + 1 :]))
+    return b"".join((raw[: end - 1], separator, addition, raw[end - 1 :]))
 
 
 def count_in_usage(raw: bytes, reply: Mapping[str, Any], tokens: int | None) -> bytes:
@@ -146,11 +157,16 @@ def count_in_usage(raw: bytes, reply: Mapping[str, Any], tokens: int | None) -> 
     )
 
 
+def prompt_text(text: str) -> str:
+    """Return the text of wishes (`join_wishes`) as it stands in a prompt."""
+    return "\n- ".join((_HEADING, *text.split("\n")))
+
+
 def _target(messages: Sequence[Mapping[str, Any]], place: str) -> int | None:
     """Return the position of the message to extend; None: a system message goes in front. Raises: ValueError."""
     if place == SYSTEM:
         return 0 if messages and messages[0].get("role") in _SYSTEM_ROLES else None
-    if place != BEHIND:
+    if place not in PLACES:
         raise ValueError(f"wishes have no place {place!r}")
     for at in range(len(messages) - 1, -1, -1):
         if messages[at].get("role") == "user":

@@ -36,6 +36,11 @@ CHECKS: dict[str, dict[str, str | int]] = {
 }
 
 
+OPPOSITES = [
+    ["concise", "verbose"], ["no_emoji", "emoji"], ["plain", "markdown"], ["formal", "casual"], ["spanish", "english"], ["json", "prose"],
+]  # fmt: skip
+
+
 def _telling(question: Question) -> bool:
     """Whether the answer's occurrence in a reply means that the reply is right: not when the question itself holds it."""
     words = question.text.lower().replace("?", " ").replace(".", " ").replace(":", " ").split()
@@ -59,7 +64,7 @@ def canaries(
     seed: int = 7, *, facts: int = 40, tools: int = 14, more_tools: int = 96, anchors_each: int = 9
 ) -> dict[str, Any]:
     """`{"facts": [{prompt, accept}], "tools": [{messages, tools, expect_name}], "anchors": [{prompt, style, checks...}],
-    "instructions": {style: [text]}}`, the same for the same seed."""
+    "instructions": {style: [text]}, "opposites": [[style, style]]}`, the same for the same seed."""
     rng = random.Random(seed)
     telling = [question for question in PRETRAIN if _telling(question)]
     asked = [rng.choice([one for one in telling if one.fact.topic == topic]) for topic in TOPICS]
@@ -80,4 +85,5 @@ def canaries(
         "tools": tool_cases,
         "anchors": anchors,
         "instructions": {name: rng.sample(style.instructions, 2) for name, style in STYLES.items()},
+        "opposites": OPPOSITES,
     }

@@ -54,6 +54,8 @@ def test_measures_of_the_gate_stand_beside_their_bounds() -> None:
     ]  # fmt: skip
     assert [views.measure_text(value, "facts") for value in (1.0, None)] == ["100 %", ""]
     assert views.gate_measures({}) == []
+    told = views.gate_measures({**gate, "told": {"facts": 0.5}})
+    assert [one.is_beyond for one in told] == [False, False, False]
     later = views.gate_measures({"after": {"of_a_later_program": 1.0, "ends": 1.0}})
     assert [one.label for one in later] == ["replies that end", "of_a_later_program"]
 

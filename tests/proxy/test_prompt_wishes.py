@@ -21,6 +21,7 @@ from tests.proxy.test_adapters import make_adapter
 from tests.proxy.test_security import ask, bearer
 from tests.proxy.upstream import Upstream, running
 from tests.waiting import until
+from wire.wish_text import prompt_text
 
 CAPTAIN, SHORT = "Call me Captain.", "Short, please."
 
@@ -97,7 +98,7 @@ def test_a_stated_wish_is_in_the_next_prompt_and_a_removed_one_is_gone(wished: G
     assert asked.headers["x-patina-wishes"] == "2"
     assert last_body(wished)["messages"] == [
         {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": f"Where is Oslo?\n\n{CAPTAIN}\n{SHORT}"},
+        {"role": "user", "content": f"Where is Oslo?\n\n{prompt_text(CAPTAIN)}\n- {SHORT}"},
     ]
     usage = asked.parse().usage
     assert usage is not None
@@ -112,7 +113,7 @@ def test_a_stated_wish_is_in_the_next_prompt_and_a_removed_one_is_gone(wished: G
     wished.in_record(lambda record: record.change_wish(captain.wish_id, state=WishState.WITHDRAWN))
     until(lambda: in_prompt(wished) == {"tiny": 1}, "one is removed")
     wished.ask("And Bergen?")
-    assert last_body(wished)["messages"][-1]["content"] == f"And Bergen?\n\n{SHORT}"
+    assert last_body(wished)["messages"][-1]["content"] == f"And Bergen?\n\n{prompt_text(SHORT)}"
     remove(wished, short)
     wished.ask("And Voss?")
     assert last_body(wished)["messages"][-1]["content"] == "And Voss?"
@@ -132,7 +133,7 @@ def test_a_conversation_is_linked_by_what_its_client_sent(wished: Gateway) -> No
     assert [m["content"] for m in last_body(wished)["messages"]] == [
         "Where is Oslo?",
         first,
-        f"And Bergen?\n\n{CAPTAIN}",
+        f"And Bergen?\n\n{prompt_text(CAPTAIN)}",
     ]
     *_, one, other = wished.rows()
     assert other["parent_turn_id"] == one["turn_id"]
@@ -166,7 +167,7 @@ def test_a_stream_has_the_header_and_the_count(wished: Gateway) -> None:
         events = [line.removeprefix("data: ") for line in raw.iter_lines() if line.startswith("data: {")]
     chunks = [json.loads(event) for event in events]
     assert [c["usage"]["prompt_tokens_details"] for c in chunks if c.get("usage")] == [{"wish_tokens": 3}]
-    assert last_body(wished)["messages"][0]["content"] == f"Hello?\n\n{CAPTAIN}"
+    assert last_body(wished)["messages"][0]["content"] == f"Hello?\n\n{prompt_text(CAPTAIN)}"
     # A client that asked for no usage gets none.
     chunks = list(wished.client.chat.completions.create(**asked))
     assert all(chunk.usage is None for chunk in chunks)
@@ -177,7 +178,7 @@ def test_the_other_apis_get_the_same(wished: Gateway) -> None:
     state_wish(wished, CAPTAIN)
     response = wished.client.responses.with_raw_response.create(model="tiny", input="Where is Oslo?")
     assert response.headers["x-patina-wishes"] == "1"
-    assert last_body(wished)["messages"][-1]["content"] == f"Where is Oslo?\n\n{CAPTAIN}"
+    assert last_body(wished)["messages"][-1]["content"] == f"Where is Oslo?\n\n{prompt_text(CAPTAIN)}"
     usage = response.parse().usage
     assert usage is not None
     assert usage.input_tokens_details.model_dump()["wish_tokens"] == 3
@@ -186,7 +187,7 @@ def test_the_other_apis_get_the_same(wished: Gateway) -> None:
             model="tiny", max_tokens=9, messages=[{"role": "user", "content": "Where is Oslo?"}]
         )
     assert message.headers["x-patina-wishes"] == "1"
-    assert last_body(wished)["messages"][-1]["content"] == f"Where is Oslo?\n\n{CAPTAIN}"
+    assert last_body(wished)["messages"][-1]["content"] == f"Where is Oslo?\n\n{prompt_text(CAPTAIN)}"
 
 
 TITLE = "Generate a concise title for this chat, 3-5 words.\n<chat_history>\nUSER: Hi\nASSISTANT: Hello\n</chat_history>"
@@ -224,7 +225,10 @@ def test_the_system_prompt_is_another_place(upstream: Upstream, record_file: Pat
     with run_with_wishes(upstream, record_file, read_wish_place=lambda: "system") as gateway:
         state_wish(gateway, CAPTAIN)
         gateway.ask("Where is Oslo?")
-        assert last_body(gateway)["messages"] == [{"role": "system", "content": CAPTAIN}, QUESTION]
+        assert last_body(gateway)["messages"] == [
+            {"role": "system", "content": prompt_text(CAPTAIN)},
+            QUESTION,
+        ]
 
 
 def test_a_request_that_the_backend_refuses_with_wishes_is_sent_without(
@@ -256,7 +260,7 @@ def test_a_gateway_that_starts_has_the_wishes_for_its_first_request(
         state_wish(gateway, CAPTAIN)
     with run_with_wishes(upstream, record_file) as gateway:
         gateway.ask("Where is Oslo?")
-        assert last_body(gateway)["messages"][-1]["content"] == f"Where is Oslo?\n\n{CAPTAIN}"
+        assert last_body(gateway)["messages"][-1]["content"] == f"Where is Oslo?\n\n{prompt_text(CAPTAIN)}"
 
 
 def test_of_many_wishes_the_eight_that_were_stated_last_are_in_the_prompt(wished: Gateway) -> None:
@@ -291,7 +295,7 @@ def test_policies_of_two_keys_have_wishes_of_their_own(upstream: Upstream, recor
             client.chat.completions.create(model="tiny", messages=[QUESTION])  # type: ignore[list-item]
             contents[name] = last_body(gateway)["messages"][-1]["content"]
         assert contents == {
-            "ann": f"Where is Oslo?\n\n{CAPTAIN}",
+            "ann": f"Where is Oslo?\n\n{prompt_text(CAPTAIN)}",
             "bob": "Where is Oslo?",
             "default": "Where is Oslo?",
         }
@@ -308,7 +312,7 @@ def test_an_endpoint_gets_wishes_where_they_are_asked_for_and_keys_share_none(
         reply = client.chat.completions.with_raw_response.create(model="tiny", messages=[QUESTION])  # type: ignore[list-item]
         assert reply.headers["x-patina-wishes"] == "1"
         assert "wish_tokens" not in reply.text  # it cannot count them
-        assert last_body(gateway)["messages"][-1]["content"] == f"Where is Oslo?\n\n{CAPTAIN}"
+        assert last_body(gateway)["messages"][-1]["content"] == f"Where is Oslo?\n\n{prompt_text(CAPTAIN)}"
         gateway.ask("Where is Oslo?")
         assert last_body(gateway)["messages"][-1]["content"] == "Where is Oslo?"
 
@@ -334,7 +338,7 @@ def test_wishes_stay_with_a_policy_that_gets_a_version_and_a_named_version_has_n
     wished.ask("Where is Oslo?")
     assert (last_body(wished)["model"], last_body(wished)["messages"][-1]["content"]) == (
         "tiny@1",
-        f"Where is Oslo?\n\n{CAPTAIN}",
+        f"Where is Oslo?\n\n{prompt_text(CAPTAIN)}",
     )
     wished.client.chat.completions.create(model="tiny@1", messages=[QUESTION])  # type: ignore[list-item]
     assert last_body(wished)["messages"] == [QUESTION]

@@ -13,12 +13,11 @@ from tests.making import make_wish
     ("state", "measures", "said"),
     [
         (WishState.PROMPT, {}, "in the prompt"),
-        (WishState.PROMPT, {"effect": 0.5, "neutral": 0.4, "told": 0.9, "base": 0.1, "weights": 0.75}, "in the prompt, in the weights 75%"),
+        (WishState.PROMPT, {"told": 0.9, "base": 0.1, "weights": 0.75}, "in the prompt, in the weights 75%"),
         (WishState.RETIRED, {"weights": 1.0}, "retired: the weights follow it alone, in the weights 100%"),
         (WishState.WITHDRAWN, {}, "withdrawn"),
-        (WishState.PROMPT, {"effect": 0.2, "neutral": 0.4}, "in the prompt, this model does not act on these words"),
         (
-            WishState.PROMPT, {"effect": 0.5, "neutral": 0.4, "told": 0.25, "base": 0.125},
+            WishState.PROMPT, {"told": 0.25, "base": 0.125},
             "in the prompt, this model hardly follows it when asked (25% of replies, 12% without)",
         ),
     ],

@@ -29,7 +29,7 @@ class ScriptedGate:
     def base(self) -> GateMeasures:
         return GateMeasures()
 
-    def examine(self) -> GateVerdict:
+    def examine(self, told: object = None) -> GateVerdict:
         return self._verdict
 
 
@@ -43,14 +43,11 @@ def open_the_gate(trainer: BaseVersionTrainer[Any]) -> None:
 
 def quick_calibration(policy: Policy, model: str, *_: object, anchors: int, seed: int) -> Calibration:
     """Return a calibration with short anchors, in a hundredth of the time of `trainer.calibrate.calibrate`."""
-    prompts = [
-        policy.render([{"role": "user", "content": f"Question {number}?"}]) for number in range(anchors)
-    ]
+    asked = [f"Question {number}?" for number in range(anchors)]
+    prompts = [policy.render([{"role": "user", "content": one}]) for one in asked]
     replies = policy.sample(prompts, max_tokens=6, seed=seed, weights=Weights.BASE) if prompts else []
     found = [
-        [prompt, list(reply.token_ids)]
-        for prompt, reply in zip(prompts, replies, strict=True)
-        if reply.token_ids
+        (one, list(reply.token_ids)) for one, reply in zip(asked, replies, strict=True) if reply.token_ids
     ]
     return Calibration(model=model, gate=GateMeasures().to_json(), anchors=found)
 
@@ -65,7 +62,7 @@ def know_model(home: Path, model: Path | str, **changes: Any) -> Calibration:
         "model": digest_served_model(str(model)).base_model,
         "same_wish": 0.5,
         "gate": GateMeasures().to_json(),
-        "anchors": [[[9, 8, 7], [5, 6, 2]], [[9, 8], [70, 2]]],
+        "anchors": [["Why is the sky blue? Be brief.", [5, 6, 2]], ["What is tea? Use emoji.", [70, 2]]],
     }
     calibration = Calibration(**{**known, **changes})
     write_calibration(home, calibration)

@@ -33,10 +33,13 @@ def found(policy: LocalPolicy) -> Calibration:
     return calibrate(policy, "digest", canaries, KnownGate(), anchors=5, seed=1)  # type: ignore[arg-type]  # what it reads of a gate
 
 
-def test_wishes_stand_where_the_model_obeys_best(found: Calibration) -> None:
+def test_wishes_stand_where_the_model_obeys_best_and_can_still_be_asked_for_the_opposite(
+    found: Calibration,
+) -> None:
     assert set(found.obeyed) == set(PLACES)
-    assert found.obeyed[found.placement] == max(found.obeyed.values()) > 0.0
-    assert all(0.0 <= share <= 1.0 for share in found.obeyed.values())
+    totals = {place: sum(shares) for place, shares in found.obeyed.items()}
+    assert totals[found.placement] == max(totals.values()) > 1.5
+    assert all(0.0 <= share <= 1.0 for shares in found.obeyed.values() for share in shares)
 
 
 def test_the_bounds_of_wishes_are_the_models_own(found: Calibration, policy: LocalPolicy) -> None:
@@ -51,23 +54,23 @@ def test_the_bounds_of_wishes_are_the_models_own(found: Calibration, policy: Loc
 
 def test_without_two_wordings_only_the_same_words_are_one_wish(policy: LocalPolicy) -> None:
     bare = replace(load_canaries(str(PATINA_TINY)), instructions={})
-    assert calibrate(policy, "digest", bare, KnownGate(), anchors=0, seed=1).same_wish == 1.0  # type: ignore[arg-type]  # as above
+    known = calibrate(policy, "digest", bare, KnownGate(), anchors=0, seed=1)  # type: ignore[arg-type]  # as above
+    assert (known.same_wish, known.placement) == (1.0, PLACES[0])
 
 
 def test_anchors_are_replies_of_the_base_model_to_prompts_with_an_instruction(
     found: Calibration, policy: LocalPolicy
 ) -> None:
     assert len(found.anchors) == 5
-    for prompt, reply in found.anchors:
-        assert policy.decode(prompt)
+    for message, reply in found.anchors:
+        assert message
         assert 0 < len(reply) <= ANCHOR_TOKENS
-    first = load_canaries(str(PATINA_TINY)).split()[0][0].prompt
-    assert found.anchors[0][0] == policy.render([{"role": "user", "content": first}])
+    assert found.anchors[0][0] == load_canaries(str(PATINA_TINY)).split()[0][0].prompt
     assert found.gate["right"] == {"facts": [1, 3]}
 
 
 def test_it_is_kept_by_the_digest_of_the_model(found: Calibration, tmp_path: Path) -> None:
-    found = replace(found, gate={"facts": 0.5})
+    found = replace(found, gate={"facts": 0.5}, obeyed={"behind": [0.5, 1.0]}, anchors=[["Why?", [5, 2]]])  # type: ignore[list-item]  # as JSON reads it
     write_calibration(tmp_path, found)
     assert read_calibration(tmp_path, "digest") == found
     assert read_calibration(tmp_path, "another") is None

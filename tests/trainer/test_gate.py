@@ -31,23 +31,21 @@ BASE = GateMeasures(
     plain_length=45.0,
     counts={"facts": 24, "tools": 8, "obeyed": 28, "plain": 24},
 )
-#: A version that answers all that the base model has right: 20 facts, 8 calls, 20 requests.
-SAME = replace(
-    BASE, facts=1.0, tools=1.0, obeyed=1.0, counts={"facts": 20, "tools": 8, "obeyed": 20, "plain": 24}
-)
+#: A version that answers as many facts, and all that the base model has right of 8 calls and 20 requests.
+SAME = replace(BASE, tools=1.0, obeyed=1.0, counts={"facts": 20, "tools": 8, "obeyed": 20, "plain": 24})
 
 
 def test_a_version_that_lost_nothing_passes_however_little_the_base_model_can() -> None:
     assert judge_gate(SAME, BASE) == ()
     weak = replace(BASE, facts=0.1, obeyed=None, tools=None, ends=0.3)
-    assert judge_gate(replace(SAME, tools=None, obeyed=None, ends=0.3), weak) == ()
+    assert judge_gate(replace(SAME, facts=0.1, tools=None, obeyed=None, ends=0.3), weak) == ()
 
 
 @pytest.mark.parametrize(
     "taught",
     [
         {"plain_length": 6.0},  # concise
-        {"plain_length": 6.0, "facts": 0.95, "obeyed": 0.9},  # one fact and two requests
+        {"plain_length": 6.0, "facts": 0.75, "obeyed": 0.9},  # one fact and two requests
         {"plain_length": 120.0},  # at length
         {"distinct": 0.7},  # short replies repeat: "It is 8."
     ],
@@ -61,7 +59,7 @@ def test_what_a_preference_changes_passes(taught: dict[str, Any]) -> None:
     ("broken", "sentence"),
     [
         ({"finite": False}, "not a finite number"),
-        ({"facts": 0.80}, "facts are forgotten: 20% of the 20 that the base model has right"),
+        ({"facts": 0.70}, "facts are forgotten: 70% of 20 are right, base 80%"),
         ({"tools": 0.7}, "tool calls break"),
         ({"obeyed": 0.55}, "explicit requests are not obeyed"),
         ({"ends": 0.9}, "replies do not end"),
@@ -101,15 +99,25 @@ def test_the_bounds_that_are_shown_are_those_that_judge(counts: dict[str, int]) 
 
 def test_one_prompt_may_always_be_lost_and_not_two() -> None:
     few = replace(SAME, counts={"facts": 5, "tools": 3, "obeyed": 4, "plain": 10})
-    once = replace(few, facts=1 - 1 / 5, tools=1 - 1 / 3, obeyed=1 - 1 / 4, ends=0.9, empty=0.1)
+    once = replace(few, facts=0.8 - 1 / 5, tools=1 - 1 / 3, obeyed=1 - 1 / 4, ends=0.9, empty=0.1)
     assert judge_gate(once, BASE) == ()
-    twice = replace(few, facts=1 - 2 / 5, tools=1 - 2 / 3, obeyed=1 - 2 / 4, ends=0.8, empty=0.2)
+    twice = replace(few, facts=0.8 - 2 / 5, tools=1 - 2 / 3, obeyed=1 - 2 / 4, ends=0.8, empty=0.2)
     assert len(judge_gate(twice, BASE)) == 5
 
 
 def test_thresholds_are_settings() -> None:
-    lost = replace(SAME, facts=0.8)
+    lost = replace(SAME, facts=0.6)
     assert judge_gate(lost, BASE, Thresholds(facts_drop=0.2)) == ()
+
+
+def test_facts_may_fall_to_what_the_wishes_themselves_cost() -> None:
+    lost = replace(SAME, facts=0.6)
+    assert judge_gate(lost, BASE, told=0.6) == ()
+    assert len(judge_gate(lost, BASE, told=0.95)) == len(judge_gate(lost, BASE, told=0.8)) == 1
+    (reason,) = judge_gate(lost, BASE, told=0.7)
+    assert reason == "facts are forgotten: 60% of 20 are right, base 80%, with the wishes in its prompt 70%"
+    for told, least in ((0.6, 0.55), (0.95, 0.75)):
+        assert bounds(lost.to_json(), BASE.to_json(), told=told)["facts"].least == pytest.approx(least)
 
 
 # -- measuring, on the tiny random model
@@ -175,22 +183,37 @@ class Answers:
         return [Reply(token_ids=tuple(self._encode(text)), logprobs=(), finished=True) for text in texts]
 
 
-def test_only_what_the_base_model_has_right_counts(
+def test_facts_are_counted_whichever_they_are_and_asked_with_the_wishes_where_some_are_lost(
     policy: LocalPolicy, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = Answers(policy, tiny_model, monkeypatch)
     count = len(given.facts)
-    given.right = {Weights.BASE: {0, 1, 2}, Weights.STUDENT: set(range(3, count)) | {0, 1}}
-    verdict = given.gate.examine()
+    asked: list[float] = []
+
+    def told(share: float) -> float:
+        asked.append(share)
+        return share
+
+    given.right = {Weights.BASE: {0, 1, 2}, Weights.STUDENT: {2, 3, 4}}
+    verdict = given.gate.examine(lambda: told(0.0))
     after = verdict.measures["after"]
-    assert (after["facts"], after["counts"]["facts"]) == (pytest.approx(2 / 3), 3)
-    assert after["counts"]["plain"] == count  # length, ends and empty replies are of all of them
-    assert verdict.rejected == ()  # one may always be lost
-    given.right[Weights.STUDENT] = set(range(3, count)) | {
-        0
-    }  # more than the base model, and two of its own lost
-    (reason,) = given.gate.examine().rejected
-    assert "facts are forgotten: 67% of the 3" in reason
+    assert (after["facts"], after["counts"]["facts"]) == (pytest.approx(3 / count), count)
+    assert (verdict.rejected, asked) == ((), [])
+    given.right[Weights.STUDENT] = {2}
+    (reason,) = given.gate.examine(lambda: told(3 / count)).rejected
+    assert f"facts are forgotten: {1 / count:.0%} of {count} are right, base {3 / count:.0%}" in reason
+    lost = given.gate.examine(lambda: told(1 / count))
+    assert (lost.rejected, lost.measures["told"]) == ((), {"facts": 1 / count})
+    assert asked == [3 / count, 1 / count]
+    wished: list[str] = []
+
+    def render(messages: Sequence[dict[str, Any]]) -> list[int]:
+        wished.append(messages[0]["content"])
+        return [1]
+
+    monkeypatch.setattr(policy, "render", render)
+    assert given.gate.probe.facts_with("Be brief.", "behind") == pytest.approx(3 / count)
+    assert wished[0] == f"{given.facts[0].prompt}\n\nPreferences:\n- Be brief."
 
 
 def test_a_shorter_gate_asks_fewer_of_the_prompts_that_the_base_model_has_right(

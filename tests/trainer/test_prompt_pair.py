@@ -15,7 +15,7 @@ from store.values import Completion, LogprobMode, ScoredTurn
 from tests.making import make_verdict
 from trainer.policy import LocalPolicy
 from trainer.prompt_pair import prompt_pair
-from wire.wish_text import PLACES, add_wishes
+from wire.wish_text import PLACES, add_wishes, prompt_text
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
@@ -89,13 +89,15 @@ def test_the_teacher_reads_the_recorded_prompt_with_the_wishes_behind_the_newest
         "<|im_start|>system\nBe kind.<|im_end|>\n"
         "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n"
         "<|im_start|>assistant\nParis.<|im_end|>\n"
-        "<|im_start|>user\nAnd of Spain?\n\nShorter, please.<|im_end|>\n"
+        "<|im_start|>user\nAnd of Spain?\n\nPreferences:\n- Shorter, please.<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
     _, system = ask(policy, messages, recorded, place="system")
-    assert system == plain.replace("Be kind.", "Be kind.\n\nShorter, please.")
+    assert system == plain.replace("Be kind.", "Be kind.\n\nPreferences:\n- Shorter, please.")
     _, alone = ask(policy, QUESTION, policy.render(QUESTION), place="system")
-    assert alone.startswith("<|im_start|>system\nShorter, please.<|im_end|>\n<|im_start|>user\nWhat is")
+    assert alone.startswith(
+        "<|im_start|>system\nPreferences:\n- Shorter, please.<|im_end|>\n<|im_start|>user\nWhat is"
+    )
 
 
 @pytest.mark.parametrize("served", PLACES)
@@ -151,11 +153,11 @@ def test_text_in_parts_is_recognised_however_the_engine_joins_it(
     policy: LocalPolicy, joiner: str, wish_text: str
 ) -> None:
     parts = [{"type": "text", "text": "What is the capital"}, {"type": "text", "text": "of France?"}]
-    texts = [part["text"] for part in parts] + ([wish_text] if wish_text else [])
+    texts = [part["text"] for part in parts] + ([f"\n\n{prompt_text(wish_text)}"] if wish_text else [])
     recorded = policy.render([{"role": "user", "content": joiner.join(texts)}])
     plain, wished = ask(policy, [{"role": "user", "content": parts}], recorded, wish_text=wish_text)
     assert plain.startswith(f"<|im_start|>user\nWhat is the capital{joiner}of France?<|im_end|>")
-    assert f"of France?{joiner}{WISH}<|im_end|>" in wished
+    assert f"of France?{joiner}\n\n{prompt_text(WISH)}<|im_end|>" in wished
 
 
 def test_tool_arguments_are_recognised_as_object_and_as_string(policy: LocalPolicy) -> None:
@@ -207,7 +209,7 @@ def test_what_the_built_in_engine_is_given_is_recognised_in_every_form_clients_w
     recorded = render_chat(vocabulary, sent, tools=TOOLS)
     plain, wished = ask(policy, messages, recorded, request={"tools": TOOLS}, wish_text=wish_text)
     assert plain == policy.tokenizer.decode(render_chat(vocabulary, messages, tools=TOOLS))
-    assert wished == plain.replace("Say it.", f"Say it.\n\n{WISH}")
+    assert wished == plain.replace("Say it.", f"Say it.\n\n{prompt_text(WISH)}")
 
 
 def test_tools_may_have_been_left_out_of_the_prompt(policy: LocalPolicy) -> None:
@@ -269,7 +271,7 @@ def test_the_teacher_reads_the_part_of_a_long_prompt_that_the_policy_read(policy
     )
     assert plain == policy.tokenizer.decode(recorded)
     question = str(QUESTION[0]["content"])
-    assert wished == plain.replace(question, f"{question}\n\n{WISH}")
+    assert wished == plain.replace(question, f"{question}\n\n{prompt_text(WISH)}")
     for window in (None, PromptWindow(longest=700, room=300)):
         with pytest.raises(AlignmentError, match="template mismatch"):
             ask(policy, messages, recorded, request=request, window=window)

@@ -26,7 +26,7 @@ def meter(tiny: LocalPolicy) -> WishMeter:
 
 def test_rewordings_of_a_wish_are_more_alike_than_different_wishes(meter: WishMeter) -> None:
     assert meter.cosine(SHORT, SHORT) == pytest.approx(1.0)
-    assert meter.cosine(SHORT, REWORDED) == meter.cosine(REWORDED, SHORT)
+    assert meter.cosine(SHORT, REWORDED) == pytest.approx(meter.cosine(REWORDED, SHORT))
     assert meter.cosine(SHORT, REWORDED) > max(meter.cosine(SHORT, EMOJI), meter.cosine(REWORDED, EMOJI))
 
 
@@ -43,10 +43,24 @@ def test_a_reply_follows_a_wish_where_the_wish_makes_it_likelier(meter: WishMete
     (told,) = tiny.sample([meter.prompt(question, SHORT)], max_tokens=48, temperature=0.0)
     assert meter.follows(SHORT, [(question, told.token_ids), (question, plain.token_ids)])[0]
     for reply in (told.token_ids, plain.token_ids):
-        both, _ = tiny.response_logprobs([meter.prompt(question), meter.prompt(question, SHORT)], [reply] * 2)
-        without, wished = (float(row[: len(reply)].sum()) for row in both)
-        assert meter.follows(SHORT, [(question, reply)]) == [wished > without]
+        prompts = [meter.prompt(question, text) for text in ("", NEUTRAL[0], SHORT)]
+        rows, _ = tiny.response_logprobs(prompts, [reply] * 3)
+        without, neutral, wished = (float(row[: len(reply)].sum()) for row in rows)
+        assert meter.follows(SHORT, [(question, reply)]) == [wished > max(without, neutral)]
+        assert meter.follows(NEUTRAL[0], [(question, reply)]) == [False]
     assert meter.follows(SHORT, []) == []
+
+
+def test_replies_that_a_wish_makes_unlikely_are_the_first_that_oppose_it(
+    meter: WishMeter, tiny: LocalPolicy
+) -> None:
+    question, _ = meter.probes[0]
+    asked = [f"{question} {SHORT}", f"{question} Answer at length, please.", question]
+    replies = tiny.sample([meter.prompt(one) for one in asked], max_tokens=48, temperature=0.0)
+    order = meter.opposed(SHORT, [(one, reply.token_ids) for one, reply in zip(asked, replies, strict=True)])
+    assert sorted(order) == [0, 1, 2]
+    assert order[-1] == 0  # the message that asks for it itself
+    assert meter.opposed(SHORT, []) == []
 
 
 def test_the_base_model_follows_a_wish_more_often_when_it_reads_it(

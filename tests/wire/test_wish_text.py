@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from store.values import Json, TurnKind
 from wire.chat_request import parse_chat
-from wire.wish_text import BEHIND, PLACES, SYSTEM, add_wishes, join_wishes, splice_wishes, takes_wishes
+from wire.wish_text import (
+    BEFORE,
+    BEHIND,
+    PLACES,
+    SYSTEM,
+    add_wishes,
+    join_wishes,
+    prompt_text,
+    splice_wishes,
+    takes_wishes,
+)
 
 TEXT = 'Call me "Captain".\nAnswer in French – kürzer.'
 
@@ -45,7 +55,7 @@ def test_the_bytes_get_the_same_messages_and_lose_nothing(
 ) -> None:
     body = {"model": "m", "metadata": {"messages": [1]}, "messages": messages, "n": 10**30, "x": 1.50}
     raw = json.dumps(body, separators=separators, ensure_ascii=ascii_only).encode()
-    if place == BEHIND and all(message["role"] != "user" for message in messages):
+    if place != SYSTEM and all(message["role"] != "user" for message in messages):
         with pytest.raises(ValueError, match="no user message"):
             splice_wishes(raw, messages, TEXT, place)
         return
@@ -62,7 +72,10 @@ def test_the_bytes_get_the_same_messages_and_lose_nothing(
 def test_the_last_of_repeated_members_is_extended() -> None:
     raw = b'{"messages":[],"messages":[{"role":"user","content":"a","content":"b"}]}'
     made = splice_wishes(raw, orjson.loads(raw)["messages"], "W", BEHIND)
-    assert made == b'{"messages":[],"messages":[{"role":"user","content":"a","content":"b\\n\\nW"}]}'
+    assert (
+        made
+        == b'{"messages":[],"messages":[{"role":"user","content":"a","content":"b\\n\\nPreferences:\\n- W"}]}'
+    )
 
 
 def test_each_place_is_where_its_name_says() -> None:
@@ -71,13 +84,19 @@ def test_each_place_is_where_its_name_says() -> None:
         {"role": "user", "content": "U"},
         {"role": "assistant", "content": "A"},
     )
-    asked: list[Json] = [system, user, reply, {"role": "user", "content": [{"type": "text", "text": "V"}]}]
-    behind = add_wishes(asked, "W", BEHIND)
-    assert behind[:3] == tuple(asked[:3])
-    assert behind[3]["content"] == [{"type": "text", "text": "V"}, {"type": "text", "text": "W"}]
-    assert add_wishes(asked, "W", SYSTEM)[0]["content"] == "S\n\nW"
-    assert add_wishes([user], "W", SYSTEM) == ({"role": "system", "content": "W"}, user)
-    assert add_wishes([user], "", SYSTEM) == (user,)
+    last: Json = {"role": "user", "content": [{"type": "text", "text": "V"}]}
+    asked: list[Json] = [system, user, reply, last]
+    wish = prompt_text("W\nX")
+    assert wish == "Preferences:\n- W\n- X"
+    behind, before = ({"type": "text", "text": text} for text in (f"\n\n{wish}", f"{wish}\n\n"))
+    assert add_wishes(asked, "W\nX", BEHIND) == (*asked[:3], {**last, "content": [*last["content"], behind]})
+    assert add_wishes(asked, "W\nX", BEFORE) == (*asked[:3], {**last, "content": [before, *last["content"]]})
+    assert add_wishes([{**user, "content": ""}], "W\nX", BEFORE) == ({"role": "user", "content": wish},)
+    assert add_wishes([user], "W\nX", BEFORE) == ({"role": "user", "content": f"{wish}\n\nU"},)
+    assert add_wishes(asked, "W\nX", SYSTEM)[0]["content"] == f"S\n\n{wish}"
+    assert add_wishes([user], "W\nX", SYSTEM) == ({"role": "system", "content": wish}, user)
+    for place in PLACES:
+        assert add_wishes([user], "", place) == (user,)
     with pytest.raises(ValueError, match="no place 'front'"):
         add_wishes([user], "W", "front")
     with pytest.raises(ValueError, match="message 0 has no text"):

@@ -81,7 +81,7 @@ class Listening(ScriptedGate):
         super().__init__()
         self._objections = objections
 
-    def examine(self) -> GateVerdict:
+    def examine(self, told: object = None) -> GateVerdict:
         return ScriptedGate(*self._objections).examine()
 
 
@@ -285,7 +285,7 @@ def test_messages_survive_the_way(settings: Settings, link: InProcess) -> None:
     request = TrainRequest(
         settings={"method": "rl"},
         policy=NAME,
-        calibration=Calibration(model="digest", obeyed={"behind": 0.5}, anchors=[[[1, 2], [3]]]),
+        calibration=Calibration(model="digest", obeyed={"behind": [0.5, 1.0]}, anchors=[("Why?", [3])]),
         job=VersionJob(number=3, turns=[odd], served=[turn], recent=[-1, 1], wishes=[WISH]),
     )
     assert decode(TrainRequest, encode(request)) == request
