@@ -14,6 +14,7 @@ from store.training_plan import read_plan, wait_s
 from store.training_schedule import ALWAYS, is_batch_due
 from store.values import (
     BASE_VERSION,
+    AdapterState,
     AdapterVersion,
     Waiting,
     Wish,
@@ -26,6 +27,8 @@ from trainer.release_watch import ReleaseWatch
 #: So many attempts in a row at a version without new turns may be rejected or fail, before the wishes or the live version have to change.
 #: After each of them the next one waits: so many seconds, doubled every time.
 MAX_REBUILD_FAILURES, _REBUILD_PAUSE_S = 4, 60.0
+#: A version takes at most so many times the plan's passes: beyond, a wish that the weights do not follow stays in the prompt.
+MOST_PASSES = 4
 #: Pause after a step that failed, doubled up to the longest with every failure in a row.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 
@@ -209,8 +212,8 @@ def needs_rebuild(
 ) -> bool:
     """Whether the live version is to be replaced although no batch waits. Pure.
 
-    It has learnt a wish that is withdrawn or that the owner edited since; or many more accepted replies are there than at the last
-    attempt, and a wish is still in the prompt.
+    It has learnt a wish that is withdrawn or that the owner edited since; it has learnt one that the weights do not follow enough, and more
+    passes may help; or many more accepted replies are there than at the last attempt, and a wish is still in the prompt.
 
     Args:
         active: wishes that are not withdrawn.
@@ -224,5 +227,34 @@ def needs_rebuild(
         if changed is None or (current is not None and changed > current.created_at):
             return True
     newest = max(versions, key=lambda one: one.version, default=None)
+    if newest is not None and newest.version == live and next_passes(active, versions) > _passes(newest):
+        return True
     before = int(newest.metrics.get("served", 0)) if newest is not None else 0
     return served - before >= max(many, 1) and any(one.state is WishState.PROMPT for one in active)
+
+
+def next_passes(active: Sequence[Wish], versions: Sequence[AdapterVersion]) -> int:
+    """How many times the plan's passes over its samples the next version takes. Pure.
+
+    As many as the last one; twice as many where the weights do not follow a wish enough that it learnt. Never as many as of a version that
+    was rejected with the same wishes.
+    """
+    newest = max(versions, key=lambda one: one.version, default=None)
+    if newest is None:
+        return 1
+    in_prompt = {one.wish_id for one in active if one.state is WishState.PROMPT}
+    rows = learnt_rows(newest.metrics)
+    falls_short = any(row.get("retired") is False and row["wish_id"] in in_prompt for row in rows)
+    learnt = {row["wish_id"] for row in rows}
+    rejected = (
+        _passes(one) // 2
+        for one in versions
+        if one.state in (AdapterState.REJECTED, AdapterState.REFUSED)
+        and {row["wish_id"] for row in learnt_rows(one.metrics)} == learnt
+    )
+    wanted = 2 * _passes(newest) if falls_short else _passes(newest)
+    return max(1, min(wanted, MOST_PASSES, *rejected))
+
+
+def _passes(version: AdapterVersion) -> int:
+    return int(version.metrics.get("passes", 1))

@@ -161,6 +161,7 @@ class VersionJob:
         served: accepted replies of the past that were served with wishes in their prompt, the newest first.
         recent: values of earlier verdicts, oldest first.
         wishes: the active ones, oldest first.
+        passes: times the plan's passes over the samples; see `trainer.due.next_passes`.
     """
 
     number: int
@@ -168,6 +169,7 @@ class VersionJob:
     served: Sequence[ScoredTurn] = ()
     recent: Sequence[int] = ()
     wishes: Sequence[Wish] = ()
+    passes: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

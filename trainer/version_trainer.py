@@ -133,7 +133,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
         return ()
 
     @abstractmethod
-    def _train(self, samples: Sequence[Sample], number: int) -> dict[str, float]:
+    def _train(self, samples: Sequence[Sample], number: int, plan: StepPlan) -> dict[str, float]:
         """Move the weights towards version ``number``; returns metrics."""
 
     def _scale(self, share: float) -> bool:
@@ -247,7 +247,9 @@ class BaseVersionTrainer(ABC, Generic[P]):
                 prepared=prepared,
                 reviewed=reviewed,
                 samples=samples,
-                numbers=self._train(samples, job.number),
+                numbers=self._train(
+                    samples, job.number, replace(self._plan, passes=job.passes * self._plan.passes)
+                ),
                 started=started,
                 prepared_at=prepared_at,
                 finished=time.monotonic(),
@@ -345,6 +347,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
                 "samples": {kind.value: count for kind, count in kinds.items()},
                 "learning_rate": self._policy.learning_rate,
                 "kept": kept,
+                "passes": job.passes,
                 "teach_s": trained.prepared_at - trained.started,
                 "train_s": trained.finished - trained.prepared_at,
                 "gate_s": judged_at - trained.finished,
@@ -486,7 +489,8 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
         outcome = super().attempt(job)
         if outcome.written is not None:
             # In processor time: on a machine that is busy with replies a version takes longer, and is no smaller for it.
-            expected = estimate(self._speed, self._effort).by_phase
+            effort = replace(self._effort, passes=job.passes * self._effort.passes)
+            expected = estimate(self._speed, effort).by_phase
             self.cost = self.cost.with_measured(expected, outcome.metrics["busy_s"])
             write_plan(self._settings.home, self.cost)
         return outcome
@@ -508,7 +512,7 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
         self._policy.scale(share)
         return True
 
-    def _train(self, samples: Sequence[Sample], number: int) -> dict[str, float]:
+    def _train(self, samples: Sequence[Sample], number: int, plan: StepPlan) -> dict[str, float]:
         return train(
-            self._policy, samples, self._plan, seed=self._settings.seed, leave_out=self._left_out.__setitem__
+            self._policy, samples, plan, seed=self._settings.seed, leave_out=self._left_out.__setitem__
         )

@@ -76,7 +76,7 @@ from store.wish_states import learnt_rows
 from trainer.checkpoint import folder_size, sweep, versions_to_keep
 from trainer.deaths import Deaths
 from trainer.device import Device, make_device
-from trainer.due import Due, DueFinder, Pause
+from trainer.due import Due, DueFinder, Pause, next_passes
 from trainer.plan import StepPlan
 from trainer.protocol import Outcome, TurnRefusal, VersionJob, VersionTrainer
 from trainer.weights_thread import WeightsThread
@@ -370,17 +370,20 @@ class TrainerWorker:
         """Gather what the version is computed from."""
         wishes: list[Wish] = []
         served: list[ScoredTurn] = []
+        passes = 1
         if self._plan.reads_wishes:
             wishes = [
                 one for one in await self._record.wishes(policy) if one.state is not WishState.WITHDRAWN
             ]
             served = await self._record.accepted_turns(policy, self._plan.samples)
+            passes = next_passes(wishes, await self._record.adapters(policy))
         return VersionJob(
             number=number,
             turns=tuple(claimed),
             served=tuple(served),
             recent=tuple(verdict.value for verdict in recent),
             wishes=tuple(wishes),
+            passes=passes,
         )
 
     def _inputs(

@@ -103,7 +103,7 @@ def test_a_stated_wish_is_in_the_next_prompt_and_a_removed_one_is_gone(wished: G
     usage = asked.parse().usage
     assert usage is not None
     assert usage.prompt_tokens_details is not None
-    assert usage.prompt_tokens_details.model_dump()["wish_tokens"] == 5  # as the backend counts
+    assert usage.prompt_tokens_details.model_dump()["wish_tokens"] == 8  # as the backend counts
     # The record has what the client sent, and what was added.
     row = wished.rows()[-1]
     assert row["messages"][-1] == {"role": "user", "content": "Where is Oslo?"}
@@ -149,10 +149,10 @@ def test_every_other_byte_of_the_request_and_the_reply_stays(wished: Gateway) ->
     on = ask(wished.url, bearer(KEY), body=body)
     assert on.status == 200
     assert wished.upstream.seen[-1].raw == without.replace(
-        b"Wo\\u00dfe?", b"Wo\\u00dfe?\\n\\nCall me Captain."
+        b"Wo\\u00dfe?", b"Wo\\u00dfe?\\n\\nPreferences:\\n- Call me Captain."
     )
     assert wished.upstream.seen[-1].header("x-patina-wishes") is None
-    assert b'"prompt_tokens_details":{"wish_tokens":3}' in on.body
+    assert b'"prompt_tokens_details":{"wish_tokens":5}' in on.body
     assert b"wish_tokens" not in off.body
 
 
@@ -166,7 +166,7 @@ def test_a_stream_has_the_header_and_the_count(wished: Gateway) -> None:
         assert raw.headers["x-patina-wishes"] == "1"
         events = [line.removeprefix("data: ") for line in raw.iter_lines() if line.startswith("data: {")]
     chunks = [json.loads(event) for event in events]
-    assert [c["usage"]["prompt_tokens_details"] for c in chunks if c.get("usage")] == [{"wish_tokens": 3}]
+    assert [c["usage"]["prompt_tokens_details"] for c in chunks if c.get("usage")] == [{"wish_tokens": 5}]
     assert last_body(wished)["messages"][0]["content"] == f"Hello?\n\n{prompt_text(CAPTAIN)}"
     # A client that asked for no usage gets none.
     chunks = list(wished.client.chat.completions.create(**asked))
@@ -181,7 +181,7 @@ def test_the_other_apis_get_the_same(wished: Gateway) -> None:
     assert last_body(wished)["messages"][-1]["content"] == f"Where is Oslo?\n\n{prompt_text(CAPTAIN)}"
     usage = response.parse().usage
     assert usage is not None
-    assert usage.input_tokens_details.model_dump()["wish_tokens"] == 3
+    assert usage.input_tokens_details.model_dump()["wish_tokens"] == 5
     with anthropic.Anthropic(base_url=wished.url, api_key=KEY, max_retries=0) as claude:
         message = claude.messages.with_raw_response.create(
             model="tiny", max_tokens=9, messages=[{"role": "user", "content": "Where is Oslo?"}]
@@ -280,7 +280,7 @@ def test_of_many_wishes_the_eight_that_were_stated_last_are_in_the_prompt(wished
     until(lambda: "number 9" in wished.proxy._wishes._texts["tiny"].text, "the newest is there")
     wished.ask("Where is Oslo?")
     lines = last_body(wished)["messages"][-1]["content"].split("\n")[2:]
-    assert lines == [f"wish number {number}" for number in range(2, 10)]
+    assert lines == ["Preferences:", *(f"- wish number {number}" for number in range(2, 10))]
 
 
 def test_policies_of_two_keys_have_wishes_of_their_own(upstream: Upstream, record_file: Path) -> None:

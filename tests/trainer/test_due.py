@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from store.values import AdapterState, AdapterVersion, WishState
 from tests.making import make_wish
-from trainer.due import MAX_REBUILD_FAILURES, Rebuild, needs_rebuild
+from trainer.due import MAX_REBUILD_FAILURES, MOST_PASSES, Rebuild, needs_rebuild, next_passes
 
 SHORT = make_wish(1, "Shorter, please.")
 LISTS = make_wish(2, "No lists.")
@@ -69,6 +70,37 @@ def test_many_more_accepted_replies_are_a_reason_while_a_wish_is_in_the_prompt()
     assert needs_rebuild([retired, LISTS], 1, made, 30, many=20)
     # of the newest attempt, also where it was rejected
     assert not needs_rebuild([SHORT], 1, [*made, version(2, 1, served=29)], 30, many=20)
+
+
+def test_a_wish_that_the_weights_do_not_follow_enough_is_trained_longer_each_time_until_the_gate_objects() -> (
+    None
+):
+    def made(
+        passes: int, *, retired: bool, state: AdapterState = AdapterState.PUBLISHED, number: int = 1
+    ) -> AdapterVersion:
+        metrics = {"wishes": [{"wish_id": 1, "retired": retired}], "passes": passes}
+        return replace(version(number), state=state, metrics=metrics)
+
+    assert next_passes([SHORT], []) == next_passes([SHORT], [version(1, 1)]) == 1
+    for passes in (1, 2):
+        assert next_passes([SHORT], [made(passes, retired=False)]) == 2 * passes
+        assert needs_rebuild([SHORT], 1, [made(passes, retired=False)], 0, many=20)
+    most = [made(MOST_PASSES, retired=False)]
+    assert next_passes([SHORT], most) == MOST_PASSES
+    assert not needs_rebuild([SHORT], 1, most, 0, many=20)
+    assert (
+        next_passes([SHORT], [made(2, retired=True)]) == 2
+    )  # what it took to learn it is what it takes to keep it
+    withdrawn = [LISTS]
+    assert next_passes(withdrawn, [made(2, retired=False)]) == 2
+    rejected = [made(1, retired=False), made(2, retired=False, state=AdapterState.REJECTED, number=2)]
+    assert next_passes([SHORT], rejected) == 1
+    assert not needs_rebuild([SHORT], 1, rejected, 0, many=20)
+    again = [*rejected, made(1, retired=False, number=3)]
+    assert next_passes([SHORT], again) == 1
+    assert not needs_rebuild([SHORT], 3, again, 0, many=20)
+    rolled_back = [made(1, retired=True), made(2, retired=False, number=2)]
+    assert not needs_rebuild([SHORT], 1, rolled_back, 0, many=20)
 
 
 def test_attempts_that_come_to_nothing_are_bounded_and_wait_longer_each_time() -> None:

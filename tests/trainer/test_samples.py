@@ -17,6 +17,7 @@ from trainer.batch import SampleKind
 from trainer.plan import StepPlan
 from trainer.policy import LocalPolicy
 from trainer.samples import ActiveWishes, PreparedBatch, is_repetitive, prepare, weighed
+from wire.wish_text import prompt_text
 
 COMBINE = bare_plan()
 WORDS = "Shorter, please."
@@ -63,7 +64,7 @@ def test_a_complaint_with_a_wish_becomes_a_sample_with_a_teacher_who_reads_it(po
     assert sample.teacher_prompt_ids is not None
     assert policy.tokenizer.decode(sample.teacher_prompt_ids) == policy.tokenizer.decode(
         sample.prompt_ids
-    ).replace("France?", f"France?\n\n{WORDS}")
+    ).replace("France?", f"France?\n\n{prompt_text(WORDS)}")
     assert sample.streams is not None
     assert sample.streams.directive_weight == 1.0
     assert set(sample.streams.advantages) == {0.0}
@@ -86,7 +87,9 @@ def test_an_accepted_reply_is_learnt_behind_the_prompt_without_the_wishes(
     (sample,) = ready(policy, turn, plan=METHODS[method], wishes=both).samples
     assert sample.prompt_ids == tuple(policy.render(turn.messages)) != turn.prompt_token_ids
     assert sample.completion_ids == turn.completion.token_ids
-    assert f"Hi there\n\n{WORDS}\nNo lists." in policy.tokenizer.decode(sample.teacher_prompt_ids or ())
+    assert f"Hi there\n\n{prompt_text(WORDS)}\n- No lists." in policy.tokenizer.decode(
+        sample.teacher_prompt_ids or ()
+    )
     assert sample.streams is not None
     assert sample.streams.directive_alpha == (1.0 if method == "opd" else COMBINE.objective.alpha)
 

@@ -711,6 +711,22 @@ async def test_a_wish_that_the_weights_follow_leaves_the_prompt_and_a_rollback_b
     assert await wished.states() == {WORDS: WishState.PROMPT}
 
 
+async def test_a_wish_that_the_weights_do_not_follow_enough_is_trained_longer_without_new_turns(
+    wished: Wished,
+) -> None:
+    wished.weights = 0.5
+    await wished.state(WORDS, "a")
+    assert await wished.worker.work_once()
+    wished.weights = 0.85
+    assert await wished.worker.work_once()
+    first, second = await wished.record.adapters(POLICY)
+    assert (first.metrics["passes"], second.metrics["passes"]) == (1, 2)
+    assert second.metrics["optimizer_steps"] == 2 * first.metrics["optimizer_steps"]
+    assert (wished.jobs[1].turns, await wished.live()) == ((), 2)
+    assert await wished.states() == {WORDS: WishState.RETIRED}
+    assert not await wished.worker.work_once()
+
+
 async def test_a_version_is_built_again_without_a_withdrawn_wish_and_without_the_last_the_base_model_is_served(
     wished: Wished,
 ) -> None:

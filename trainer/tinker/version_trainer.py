@@ -83,11 +83,9 @@ class TinkerVersionTrainer(BaseVersionTrainer[TinkerPolicy]):
             raise
         return replace(outcome, refused={**outcome.refused, **odd})
 
-    def _train(self, samples: Sequence[Sample], number: int) -> dict[str, float]:
+    def _train(self, samples: Sequence[Sample], number: int, plan: StepPlan) -> dict[str, float]:
         self._policy.begin(adapter_name(self.name, number))
-        return train(
-            self._policy, samples, self._plan, seed=self._settings.seed, carrier=self._settings.loss_fn
-        )
+        return train(self._policy, samples, plan, seed=self._settings.seed, carrier=self._settings.loss_fn)
 
     def _backend_metrics(self) -> Json:
         """Where the new version is on the server, and how it was made."""
