@@ -157,7 +157,6 @@ def _languages() -> tuple[_Language, ...]:
     return tuple(built)
 
 
-_SENTENCE = re.compile(r"[^.!?…\n;]*(?:[.!?…;]+(?=\s|$|[¡¿\"')\]])[\"')\]]*|\n+|$|[.!?…;]+)", re.UNICODE)
 _PART = re.compile(r"\s*(?:,|;|:|\s[-–—]\s)\s*")
 _YOU_ARE = re.compile(YOU_ARE, re.IGNORECASE)
 _SCENE = re.compile(SCENE)

@@ -44,15 +44,6 @@ def content_text(content: Any) -> str:
     return ""
 
 
-def whole_text(content: Any) -> str:
-    """Return `content_text` of a message's content that is text alone; "" where a part is something else, such as an image."""
-    for part in content if isinstance(content, list) else ():
-        text = part.get("text") if isinstance(part, Mapping) else part
-        if not isinstance(text, str):
-            return ""
-    return content_text(content)
-
-
 def clip(text: str, length: int = 48) -> str:
     """Return a text in one line of at most so many characters."""
     text = " ".join(text.split())

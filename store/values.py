@@ -643,12 +643,10 @@ class StepInputs:
 
     Attributes:
         turns: by role, in order: (turn id, id of the verdict that counted).
-        state: see `trainer.protocol.VersionTrainer.state`.
         settings: the settings of training, by name.
     """
 
     turns: Mapping[StepRole, tuple[tuple[str, int], ...]]
-    state: Json
     settings: Json
 
 

@@ -7,7 +7,6 @@ are. Everything else is the same.
         adapter_config.json            peft's format
         adapter_model.safetensors      peft's format
         patina/trainer_state.safetensors   Adam's moments, EMA of the adapter, torch's random state
-        patina/state.json              what the worker needs to go on: counters, reservoir, learning rate, ...
         patina/metrics.json            what the step and the gate measured
         manifest.json                  SHA-256 of every file, digests of the model (`store.manifest`)
 
@@ -51,7 +50,6 @@ from store.values import adapter_name
 from trainer.protocol import WrittenVersion
 
 TRAINER_STATE = "patina/trainer_state.safetensors"
-STATE = "patina/state.json"
 METRICS = "patina/metrics.json"
 
 #: Prefix of folders that are still being written. A worker that dies leaves one; `sweep` removes it.
@@ -65,7 +63,6 @@ def write_version(
     version: int,
     files: Mapping[str, bytes],
     *,
-    state: Mapping[str, Any],
     metrics: Mapping[str, Any],
     model: ModelDigests | None = None,
     attestation: Attestation | None = None,
@@ -75,7 +72,6 @@ def write_version(
     Args:
         adapters: the folder of all versions; made when missing.
         files: from `Policy.version_files`.
-        state: JSON the worker goes on from, see `read_state`.
         metrics: JSON; not a number is written as null.
         model: the model that it is for, for the manifest; None: unknown.
         attestation: by which a backend that serves it is recognised; None: it is not attested.
@@ -84,7 +80,7 @@ def write_version(
         AdapterError: the disk is full, the folder cannot be written, or holds something else under this very name.
     """
     digest = content_hash(files)
-    whole = {**files, STATE: _json(state), METRICS: _json(metrics)}
+    whole = {**files, METRICS: _json(metrics)}
     manifest = build_manifest(
         whole, name=adapter_name(policy, version), model=model or ModelDigests(), attestation=attestation
     )
@@ -180,23 +176,6 @@ def verify_version(
     if not isinstance(config, dict) or config.get("peft_type") != "LORA" or not tensors:
         raise AdapterError(f"{folder} holds no LoRA adapter")
     return content_hash(served)
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """What `write_version` was given as ``state``; empty for an adapter that was not made here.
-
-    Raises:
-        AdapterError: the file is there and cannot be read.
-    """
-    try:
-        value = json.loads((folder / STATE).read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise AdapterError(f"{folder / STATE} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise AdapterError(f"{folder / STATE} holds no object")
-    return value
 
 
 def versions_to_keep(

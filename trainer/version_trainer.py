@@ -194,10 +194,6 @@ class BaseVersionTrainer(ABC, Generic[P]):
     def _enter(self, phase: str) -> None:
         self.phase = AttemptPhase(phase, time.time())
 
-    def state(self) -> Json:
-        """What the next attempt depends on beside the base model, its job and the settings."""
-        return {"effort": asdict(self._effort)}
-
     def attempt(self, job: VersionJob) -> Outcome:
         """Make a version, and let the gate look at it.
 
@@ -363,7 +359,6 @@ class BaseVersionTrainer(ABC, Generic[P]):
             self.name,
             job.number,
             files,
-            state={},
             metrics=metrics,
             model=self._model_digests(),
             attestation=self._fixed_text.attest(

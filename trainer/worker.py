@@ -333,7 +333,7 @@ class TrainerWorker:
             recent = await self._record.recent_verdicts(policy, _RECENT)
             job = await self._job(policy, number, claimed, recent)
             served = await self._record.count_accepted(policy)
-            report = replace(report, inputs=self._inputs(trainer, job, recent))
+            report = replace(report, inputs=self._inputs(job, recent))
             claimed_at, waits = time.time(), self._device.state()
             held = [turn.turn_id for turn in claimed]
             self._deaths.begin(held)
@@ -386,9 +386,7 @@ class TrainerWorker:
             passes=passes,
         )
 
-    def _inputs(
-        self, trainer: VersionTrainer, job: VersionJob, recent: Sequence[RecentVerdict]
-    ) -> StepInputs:
+    def _inputs(self, job: VersionJob, recent: Sequence[RecentVerdict]) -> StepInputs:
         """What the attempt is computed from, as the record keeps it."""
 
         def ids(turns: Iterable[ScoredTurn]) -> tuple[tuple[str, int], ...]:
@@ -402,7 +400,6 @@ class TrainerWorker:
                 StepRole.STATED: tuple(stated.items()),
                 StepRole.RECENT: tuple((one.turn_id, one.verdict_id) for one in recent),
             },
-            state=trainer.state(),
             settings=training_settings(self._settings),
         )
 

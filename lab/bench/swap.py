@@ -187,7 +187,7 @@ def make_versions(folder: Path, count: int) -> list[tuple[Path, str]]:
             if name.startswith("weight/") and "lora_B" in name:
                 state[name] = _STRENGTH * torch.randn(value.shape, generator=generator)
         policy.restore(state)
-        written = write_version(folder, TOY.name, number, policy.version_files(), state={}, metrics={})
+        written = write_version(folder, TOY.name, number, policy.version_files(), metrics={})
         made.append((written.path, written.content_hash))
     return made
 
@@ -420,7 +420,7 @@ def _on_tinker(folder: Path, versions: Sequence[tuple[Path, str]]) -> list[tuple
             base_model=str(TOY),
         )
         files = {TINKER_FILE: json.dumps(asdict(version)).encode()}
-        written = write_version(folder, TOY.name, number, files, state={}, metrics={})
+        written = write_version(folder, TOY.name, number, files, metrics={})
         made.append((written.path, written.content_hash))
     return made
 

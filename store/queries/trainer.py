@@ -517,7 +517,7 @@ def _upsert_step(connection: sa.Connection, step: StepReport) -> None:
     }
     if step.inputs is not None:
         inputs = step.inputs
-        values["inputs"] = exact_json({"state": inputs.state, "settings": inputs.settings})
+        values["inputs"] = exact_json({"settings": inputs.settings})
     upsert(connection, schema.steps, values, ["step_id"])
     if step.inputs is not None:
         rows = [

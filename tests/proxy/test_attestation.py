@@ -63,7 +63,7 @@ def versions(
         attestation = text.attest(before if number == 1 else policy.snapshot(), f"tiny@{number - 1}")
         assert attestation is not None
         written = write_version(
-            folder, "tiny", number, policy.version_files(), state={}, metrics={}, attestation=attestation
+            folder, "tiny", number, policy.version_files(), metrics={}, attestation=attestation
         )
         assert read_attestation(written.path) == attestation
         made.append(

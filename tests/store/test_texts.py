@@ -1,6 +1,6 @@
 """Text of messages."""
 
-from store.texts import content_text, counted, last_user_text, strip_controls, whole_text
+from store.texts import content_text, counted, last_user_text, strip_controls
 from store.values import Json
 
 
@@ -10,15 +10,6 @@ def test_text_of_any_content_shape() -> None:
         content_text([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}, "b"]) == "a\nb"
     )
     assert content_text(None) == content_text(7) == content_text([]) == ""
-
-
-def test_whole_text_is_empty_where_a_part_is_no_text() -> None:
-    texts = [{"type": "text", "text": "a"}, "b"]
-    assert whole_text("a") == "a"
-    assert whole_text(texts) == "a\nb"
-    for part in ({"type": "image_url", "image_url": {}}, {"text": None}, 3, None):
-        assert whole_text([*texts, part]) == ""
-    assert whole_text(None) == whole_text(7) == whole_text([]) == ""
 
 
 def test_one_thing_is_counted_in_the_singular() -> None:

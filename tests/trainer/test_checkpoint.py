@@ -16,7 +16,6 @@ from store.errors import AdapterError
 from store.manifest import content_hash
 from trainer.checkpoint import (
     folder_size,
-    read_state,
     remove_version,
     sweep,
     verify_version,
@@ -33,9 +32,7 @@ def files(policy: LocalPolicy) -> dict[str, bytes]:
 
 
 def write(adapters: Path, files: dict[str, bytes], version: int = 1) -> WrittenVersion:
-    return write_version(
-        adapters, "mine", version, files, state={"steps": 3}, metrics={"loss": 0.5, "kl": float("nan")}
-    )
+    return write_version(adapters, "mine", version, files, metrics={"loss": 0.5, "kl": float("nan")})
 
 
 def test_a_version_is_a_folder_with_its_hash_in_its_name(tmp_path: Path, files: dict[str, bytes]) -> None:
@@ -47,10 +44,8 @@ def test_a_version_is_a_folder_with_its_hash_in_its_name(tmp_path: Path, files: 
         "adapter_model.safetensors",
         "manifest.json",
         "patina/metrics.json",
-        "patina/state.json",
         "patina/trainer_state.safetensors",
     ]
-    assert read_state(written.path) == {"steps": 3}
     assert json.loads((written.path / "patina/metrics.json").read_text()) == {"kl": None, "loss": 0.5}
     assert [p.name for p in (tmp_path / "adapters").iterdir()] == [written.path.name]
 
@@ -96,7 +91,6 @@ def test_a_version_appears_whole_in_one_rename_after_all_of_it_is_on_the_disk(
         assert not target.exists()
         assert {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()} == {
             *files,
-            "patina/state.json",
             "patina/metrics.json",
             "manifest.json",
         }
@@ -109,7 +103,6 @@ def test_a_version_appears_whole_in_one_rename_after_all_of_it_is_on_the_disk(
     before, [moved, to, *behind] = events[:-3], events[-3:]
     unfinished = moved[1]
     names = [Path(name).name for name in files] + [
-        "state.json",
         "metrics.json",
         "manifest.json",
         "patina",
@@ -180,19 +173,6 @@ def test_an_unwritable_place_is_one_clear_sentence(tmp_path: Path, files: dict[s
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(AdapterError, match=r"version mine@1\.\w+ cannot be written to"):
         write(tmp_path / "file", files)
-
-
-def test_the_state_of_a_foreign_adapter_is_empty_and_a_broken_one_is_an_error(
-    tmp_path: Path, files: dict[str, bytes]
-) -> None:
-    assert read_state(tmp_path) == {}
-    written = write(tmp_path, files)
-    (written.path / "patina/state.json").write_text("{")
-    with pytest.raises(AdapterError, match="cannot be read"):
-        read_state(written.path)
-    (written.path / "patina/state.json").write_text("[]")
-    with pytest.raises(AdapterError, match="no object"):
-        read_state(written.path)
 
 
 def test_sweeping_removes_what_dead_workers_left_and_nothing_else(

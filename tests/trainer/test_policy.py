@@ -260,7 +260,7 @@ def test_a_new_process_goes_on_from_a_version_bit_for_bit(
     torch.manual_seed(11)
     for number in range(3):
         take_step(policy, number)
-    version = write_version(tmp_path / "adapters", "tiny", 1, policy.version_files(), state={}, metrics={})
+    version = write_version(tmp_path / "adapters", "tiny", 1, policy.version_files(), metrics={})
     norms = [take_step(policy, number) for number in range(3, 6)]
     straight, straight_random = policy.snapshot(), torch.rand(4)
 
@@ -292,7 +292,7 @@ def test_the_same_weights_give_the_same_bytes(policy: LocalPolicy, tiny_model: P
 def test_peft_loads_a_version_as_it_is(policy: LocalPolicy, tiny_model: Path, tmp_path: Path) -> None:
     for number in range(3):
         take_step(policy, number)
-    version = write_version(tmp_path, "tiny", 1, policy.version_files(), state={}, metrics={})
+    version = write_version(tmp_path, "tiny", 1, policy.version_files(), metrics={})
     verify_version(version.path, version.content_hash)
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):  # peft 0.21 with transformers 5.23
@@ -333,7 +333,7 @@ def test_reset_is_version_zero(policy: LocalPolicy) -> None:
 
 def test_a_broken_version_changes_nothing(policy: LocalPolicy, tmp_path: Path) -> None:
     take_step(policy, 0)
-    good = write_version(tmp_path, "tiny", 1, policy.version_files(), state={}, metrics={}).path
+    good = write_version(tmp_path, "tiny", 1, policy.version_files(), metrics={}).path
     take_step(policy, 1)
     before = policy.snapshot()
 

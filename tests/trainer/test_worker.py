@@ -363,8 +363,8 @@ async def test_a_changed_live_version_is_refused_and_training_goes_on_from_its_a
     await bench.record.rollback(POLICY, 2)
     second = await bench.record.adapter(POLICY, 2)
     assert second is not None
-    (Path(second.path) / "patina" / "state.json").write_text("[]")
-    with pytest.raises(AdapterMismatch, match=r"state\.json changed"):
+    (Path(second.path) / "patina" / "metrics.json").write_text("[]")
+    with pytest.raises(AdapterMismatch, match=r"metrics\.json changed"):
         await bench.worker._follow_alias(POLICY)
     await bench.worker._follow_alias(POLICY)
     moves = await bench.record.alias_moves(POLICY)
@@ -372,7 +372,7 @@ async def test_a_changed_live_version_is_refused_and_training_goes_on_from_its_a
     assert bench.trainer.version == 1
     second = await bench.record.adapter(POLICY, 2)
     assert second is not None
-    assert (second.state, "state.json changed" in second.reason) == (AdapterState.REFUSED, True)
+    assert (second.state, "metrics.json changed" in second.reason) == (AdapterState.REFUSED, True)
 
 
 async def test_a_rollback_during_a_step_is_not_undone_by_what_the_step_made(bench: Bench) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -52,7 +52,7 @@ class TrainReply:
     Attributes:
         error: class of `store.errors` and sentence; None: there was none.
         needs_files: the worker does not have the version to begin from: the same request, with its files, is answered.
-        notes, state: of the worker's trainer.
+        notes: of the worker's trainer.
         calibration: that it uses.
         outcome: of the attempt; its version's files come beside the reply, and its path is the worker's.
     """
@@ -60,7 +60,6 @@ class TrainReply:
     error: tuple[str, str] | None = None
     needs_files: bool = False
     notes: tuple[str, ...] = ()
-    state: Json = field(default_factory=dict)
     calibration: Calibration | None = None
     outcome: Outcome | None = None
 

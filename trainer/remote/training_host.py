@@ -165,4 +165,4 @@ class TrainingHost:
 
 
 def _described(trainer: LocalVersionTrainer) -> TrainReply:
-    return TrainReply(notes=trainer.notes, state=trainer.state(), calibration=trainer.calibration)
+    return TrainReply(notes=trainer.notes, calibration=trainer.calibration)

@@ -17,7 +17,7 @@ from store import errors
 from store.calibration import read_calibration, write_calibration
 from store.errors import AdapterError, PatinaError
 from store.settings import Settings, training_settings
-from store.values import BASE_VERSION, AdapterVersion, Json
+from store.values import BASE_VERSION, AdapterVersion
 from trainer.checkpoint import remove_version, store_version, verify_version, version_bytes
 from trainer.plan import StepPlan
 from trainer.protocol import AttemptPhase, Outcome, VersionJob, WrittenVersion
@@ -77,10 +77,6 @@ class RemoteVersionTrainer:
     def check(self) -> None:
         """Raises: UpstreamError when the worker is away, ConfigError when it cannot train this model."""
         self._worker, _ = self._ask(None)
-
-    def state(self) -> Json:
-        """See `BaseVersionTrainer.state`; of the worker."""
-        return self._worker.state
 
     def attempt(self, job: VersionJob) -> Outcome:
         """See `BaseVersionTrainer.attempt`.

@@ -64,7 +64,7 @@ async def test_a_steps_samples_have_what_followed_and_the_votes_and_are_the_keys
     await fill(record)
     inputs = StepInputs(
         turns={StepRole.BATCH: (("t00", 1), ("t01", 0)), StepRole.SERVED: (("t02", 0),)},
-        state={}, settings={},
+        settings={},
     )  # fmt: skip
     step = StepReport(
         step_id="step", policy=POLICY, method="rl", started_at=1.0, finished_at=2.0, version=None, error="out of memory",

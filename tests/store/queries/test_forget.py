@@ -108,7 +108,6 @@ async def train(
             role: tuple((one, 1) for one in some)
             for role, some in {StepRole.BATCH: turn_ids, **(others or {})}.items()
         },
-        state={},
         settings={},
     )
     words = SENTINEL if any("three" in some for some in (turn_ids, *(others or {}).values())) else "shorter"
