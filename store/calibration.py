@@ -45,8 +45,9 @@ def read_calibration(home: Path, model: str | None = None) -> Calibration | None
     """Return what was measured of the model with this digest (None: of whatever model there is); None: nothing yet."""
     try:
         found: Any = json.loads((home / FILE).read_text(encoding="utf-8"))
-        known = Calibration(**found)
-    except (OSError, ValueError, TypeError):
+        anchors = [(str(message), list(reply)) for message, reply in found.get("anchors", ())]
+        known = Calibration(**{**found, "anchors": anchors})
+    except (OSError, ValueError, TypeError, AttributeError):
         return None  # measured again: the file is a cache
     return known if model in (None, known.model) else None
 

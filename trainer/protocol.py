@@ -8,7 +8,7 @@ Shapes: P prompt tokens, C completion tokens, B batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -222,6 +222,9 @@ class AttemptPhase(NamedTuple):
 
 class VersionTrainer(Protocol):
     """One policy at a time between steps, as the worker knows it; `trainer.version_trainer` says what each does."""
+
+    #: Called by an attempt, on its thread, with the wishes to merge, before it trains; a training elsewhere does not call it.
+    on_review: Callable[[Outcome], None]
 
     @property
     def name(self) -> str:

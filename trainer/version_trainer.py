@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -79,6 +79,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
     Attributes:
         name, version: of the live version that the weights are, where the method begins there.
         phase: what the attempt under way does now; read from another thread.
+        on_review: see `trainer.protocol.VersionTrainer`.
         calibration: of the base model.
 
     Raises:
@@ -89,6 +90,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
         self._settings, self._plan, self._policy, self._effort = settings, plan, policy, effort
         self.name, self.version = settings.policy, BASE_VERSION
         self.phase = AttemptPhase()
+        self.on_review: Callable[[Outcome], None] = lambda found: None
         self._before: Mapping[str, Any] | None = None
         self._left_out: dict[str, TurnRefusal] = {}
         self._canaries = load_canaries(settings.model_path)
@@ -210,6 +212,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
             if self._plan.reads_wishes
             else Reviewed()
         )
+        self.on_review(Outcome(refused={}, parent_version=self._parent, merged=reviewed.merged))
         wishes = ActiveWishes(texts=reviewed.texts, place=self.calibration.placement, stated=reviewed.stated)
         prepared = prepare(
             self._policy,

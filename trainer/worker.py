@@ -337,10 +337,18 @@ class TrainerWorker:
             claimed_at, waits = time.time(), self._device.state()
             held = [turn.turn_id for turn in claimed]
             self._deaths.begin(held)
+            loop, noting = asyncio.get_running_loop(), list[asyncio.Task[None]]()
+
+            def note(found: Outcome) -> None:
+                # Wordings of one wish stand in the prompt side by side until they are merged: a version takes minutes.
+                loop.call_soon_threadsafe(lambda: noting.append(loop.create_task(self._note_wishes(found))))
+
+            trainer.on_review = note
             try:
                 outcome = await self._on_thread(lambda: trainer.attempt(job))
             finally:
                 self._deaths.end(held)
+                await asyncio.gather(*noting)
                 times = {
                     "queue_s": max(0.0, report.started_at - due.since),
                     "claim_s": claimed_at - report.started_at,

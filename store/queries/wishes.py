@@ -108,13 +108,15 @@ def change_wish(
 
 
 def merge_wishes(connection: sa.Connection, into: int, others: Sequence[int]) -> None:
-    """Move the statements of other wishes to one of the same policy, and delete the others.
+    """Move the statements of other wishes to one of the same policy, and delete the others. Those that are not there any more were merged before.
 
     Raises:
-        RecordError: one of them is not there, or of another policy.
+        RecordError: the one is not there, or another is of another policy.
     """
     policy = _get(connection, into).policy
-    gone = [wish_id for wish_id in others if wish_id != into]
+    w = schema.wishes.c
+    there = {*connection.execute(sa.select(w.wish_id).where(w.wish_id.in_(others))).scalars()}
+    gone = [wish_id for wish_id in others if wish_id != into and wish_id in there]
     for wish_id in gone:
         if _get(connection, wish_id).policy != policy:
             raise RecordError(f"wish {wish_id} is of another policy than wish {into}")

@@ -70,7 +70,7 @@ def test_anchors_are_replies_of_the_base_model_to_prompts_with_an_instruction(
 
 
 def test_it_is_kept_by_the_digest_of_the_model(found: Calibration, tmp_path: Path) -> None:
-    found = replace(found, gate={"facts": 0.5}, obeyed={"behind": [0.5, 1.0]}, anchors=[["Why?", [5, 2]]])  # type: ignore[list-item]  # as JSON reads it
+    found = replace(found, gate={"facts": 0.5}, obeyed={"behind": [0.5, 1.0]}, anchors=[("Why?", [5, 2])])
     write_calibration(tmp_path, found)
     assert read_calibration(tmp_path, "digest") == found
     assert read_calibration(tmp_path, "another") is None

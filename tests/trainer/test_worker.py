@@ -780,7 +780,18 @@ async def test_wishes_that_do_the_same_are_one_in_the_record(
         )
 
     monkeypatch.setattr(WishReview, "review", merging)
+    loop, train, while_training = asyncio.get_running_loop(), wished.trainer._train, list[int]()
+
+    def slow(*given: Any) -> dict[str, float]:
+        """Ask the record once the loop has had its turn: the wishes are merged before the version is made."""
+        for _ in range(2):
+            found = asyncio.run_coroutine_threadsafe(wished.record.wishes(POLICY), loop).result()
+            while_training.append(len(found))
+        return train(*given)
+
+    monkeypatch.setattr(wished.trainer, "_train", slow)
     assert await wished.worker.work_once()
+    assert while_training[-1] == 1
     (wish,) = await wished.record.wishes(POLICY)
     assert wish.text == WORDS
     assert [one.turn_id for one in wish.statements] == ["a", "b"]

@@ -7,7 +7,7 @@ version that was made here.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -62,6 +62,7 @@ class RemoteVersionTrainer:
         self._begins_at_base = StepPlan.of(settings).begins_at_base
         self.name, self.version = settings.policy, BASE_VERSION
         self.phase = AttemptPhase()
+        self.on_review: Callable[[Outcome], None] = lambda found: None
         self._calibration = read_calibration(settings.home)
         self._from = self._checkpoint()
         self._written: WrittenVersion | None = None

@@ -368,5 +368,5 @@ def test_a_calibration_is_of_the_servers_model(server: TinkerServer, opened: Ope
     known = read_calibration(trainer._settings.home, model)
     assert known is not None
     assert known.anchors == trainer.calibration.anchors
-    assert len(known.anchors) == 2
+    assert len(known.anchors) == 4
     assert read_calibration(trainer._settings.home, model.removesuffix(server.name) + "other") is None
