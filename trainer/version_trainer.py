@@ -207,11 +207,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
         """
         started = time.monotonic()
         self._enter("teacher")
-        reviewed = (
-            self._review.review(job.wishes, seed=self._settings.seed)
-            if self._plan.reads_wishes
-            else Reviewed()
-        )
+        reviewed = self._review.review(job.wishes) if self._plan.reads_wishes else Reviewed()
         self.on_review(Outcome(refused={}, parent_version=self._parent, merged=reviewed.merged))
         wishes = ActiveWishes(texts=reviewed.texts, place=self.calibration.placement, stated=reviewed.stated)
         prepared = prepare(
@@ -334,7 +330,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
             if not verdict.rejected or not self._scale(share / kept):
                 break
             verdict, kept = self._gate.examine(told), share
-        followed = self._review.followed(trained.reviewed, seed=self._settings.seed)
+        followed = self._review.followed(trained.reviewed)
         rows = wish_rows(followed)
         judged_at = time.monotonic()
         self._enter("write")

@@ -8,7 +8,7 @@ follows       a reply follows a wish when the base model finds it likelier with 
               share among replies with the wish less the share among those without is a distance of the two distributions
 ============  ================================================================================================================
 
-The base model never changes, so its replies and the effects are kept.
+Replies are greedy: of a dozen sampled ones a share is off by .14. The base model never changes, so its replies and the effects are kept.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class WishMeter:
             self._replies = self._policy.sample(
                 [self.prompt(one) for one in self._questions],
                 max_tokens=MAX_TOKENS,
+                temperature=0.0,
                 weights=Weights.BASE,
-                seed=1,
             )
         return [
             (one, reply) for one, reply in zip(self._questions, self._replies, strict=True) if reply.token_ids

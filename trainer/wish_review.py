@@ -55,7 +55,7 @@ class WishReview:
         self._meter = meter
         self._calibration = calibration
 
-    def review(self, wishes: Sequence[Wish], *, seed: int) -> Reviewed:
+    def review(self, wishes: Sequence[Wish]) -> Reviewed:
         """Merge wishes that do the same to the model, and leave out those that it does not follow when asked."""
         kept: list[Wish] = []
         merged: list[tuple[int, int]] = []
@@ -67,7 +67,7 @@ class WishReview:
             else:
                 kept.append(wish)
         learnt = []
-        told = self._told(kept, seed) if kept else []
+        told = self._told(kept) if kept else []
         for wish in kept:
             base, asked = self._meter.base_share(wish.text), self._share(wish, told)
             measures[wish.wish_id] = {"base": base, "told": asked}
@@ -90,17 +90,17 @@ class WishReview:
             and self._meter.cosine(one.text, other.text) >= self._calibration.same_wish
         )
 
-    def _told(self, wishes: Sequence[Wish], seed: int) -> list[tuple[str, Ids]]:
+    def _told(self, wishes: Sequence[Wish]) -> list[tuple[str, Ids]]:
         """Questions with the base model's replies behind all these wishes."""
         text = join_wishes(wish.text for wish in by_age(wishes))
-        return self._replies(text, Weights.BASE, seed)
+        return self._replies(text, Weights.BASE)
 
-    def _replies(self, text: str, weights: Weights, seed: int) -> list[tuple[str, Ids]]:
+    def _replies(self, text: str, weights: Weights) -> list[tuple[str, Ids]]:
         questions = [question for question, _ in self._meter.probes]
         replies = self._policy.sample(
             [self._meter.prompt(question, text) for question in questions],
             max_tokens=MAX_TOKENS,
-            seed=seed,
+            temperature=0.0,
             weights=weights,
         )
         return [(q, reply.token_ids) for q, reply in zip(questions, replies, strict=True) if reply.token_ids]
@@ -108,11 +108,11 @@ class WishReview:
     def _share(self, wish: Wish, replies: Sequence[tuple[str, Ids]]) -> float:
         return share(self._meter.follows(wish.text, replies))
 
-    def followed(self, reviewed: Reviewed, *, seed: int) -> dict[int, Followed]:
+    def followed(self, reviewed: Reviewed) -> dict[int, Followed]:
         """How many of the policy's replies, without any wish in the prompt, follow each wish; by wish_id. Nothing of weights that are no numbers."""
         if not reviewed.learnt or not self._policy.is_finite():
             return {}
-        replies = self._replies("", Weights.STUDENT, seed)
+        replies = self._replies("", Weights.STUDENT)
         known = reviewed.measures or {}
         return {
             wish.wish_id: Followed(

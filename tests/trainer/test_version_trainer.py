@@ -45,12 +45,12 @@ def reviewed(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Wish]]:
     """Every wish is learnt and followed, which tests/trainer/test_wish_review.py measures; returns what was to be reviewed."""
     seen: list[Sequence[Wish]] = []
 
-    def review(_: WishReview, wishes: Sequence[Wish], *, seed: int) -> Reviewed:
+    def review(_: WishReview, wishes: Sequence[Wish]) -> Reviewed:
         seen.append(wishes)
         measures = {one.wish_id: {"effect": 1.0, "base": 0.1, "told": 0.9} for one in wishes}
         return Reviewed(learnt=tuple(wishes), measures=measures)
 
-    def followed(_: WishReview, found: Reviewed, *, seed: int) -> dict[int, Followed]:
+    def followed(_: WishReview, found: Reviewed) -> dict[int, Followed]:
         return {one.wish_id: Followed(base=0.1, told=0.9, weights=0.85, replies=12) for one in found.learnt}
 
     monkeypatch.setattr(WishReview, "review", review)
@@ -191,7 +191,7 @@ def test_without_anything_to_teach_there_is_no_version_but_what_was_measured_is_
     trainer = make_trainer(tmp_path)
     before = trainer.policy.snapshot()
     found = Reviewed(merged=((1, 2),), measures={1: {"effect": 0.1, "base": 0.5, "told": 0.6}})
-    monkeypatch.setattr(WishReview, "review", lambda *_, seed: found)
+    monkeypatch.setattr(WishReview, "review", lambda *_: found)
     turns = [
         wishing_turn(trainer.policy, "stated", QUESTIONS[0], WORDS),
         sampled_turn(trainer.policy, "bare", QUESTIONS[1], verdict={"hint": None}),
@@ -212,7 +212,7 @@ def test_merged_wishes_are_told_with_a_version(tmp_path: Path, monkeypatch: pyte
     found = Reviewed(
         learnt=(SHORT,), merged=((1, 2),), measures={1: {"effect": 1.0, "base": 0.1, "told": 0.9}}
     )
-    monkeypatch.setattr(WishReview, "review", lambda *_, seed: found)
+    monkeypatch.setattr(WishReview, "review", lambda *_: found)
     outcome = trainer.attempt(job_of(trainer.policy, wishes=(SHORT, OTHER)))
     assert outcome.written is not None
     assert outcome.merged == ((1, 2),)

@@ -37,7 +37,7 @@ def review() -> WishReview:
 
 @pytest.fixture(scope="module")
 def found(review: WishReview) -> Reviewed:
-    return review.review([SHORT, REWORDED, EMOJI, WEATHER], seed=0)
+    return review.review([SHORT, REWORDED, EMOJI, WEATHER])
 
 
 def test_a_rewording_is_merged_into_the_oldest_and_another_wish_stays_apart(found: Reviewed) -> None:
@@ -74,12 +74,12 @@ def test_the_teacher_reads_the_wishes_in_the_order_of_a_prompt() -> None:
 def test_a_wish_that_the_model_does_not_follow_when_asked_is_not_learnt_and_says_so(
     review: WishReview, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(review, "_told", lambda wishes, seed: [])  # no reply of the teacher follows it
-    deaf = review.review([SHORT], seed=0)
+    monkeypatch.setattr(review, "_told", lambda wishes: [])  # no reply of the teacher follows it
+    deaf = review.review([SHORT])
     assert deaf.learnt == ()
     assert deaf.measures is not None
     assert deaf.measures[1]["told"] == 0.0
-    assert wish_rows(review.followed(deaf, seed=0)) == []
+    assert wish_rows(review.followed(deaf)) == []
 
 
 @pytest.mark.parametrize("texts", [("Short.", "Short, " * 20), ("Short, " * 20, "Short.")])
@@ -89,15 +89,15 @@ def test_a10_the_oldest_words_are_kept_however_long_others_are(
     """The longest hint was taken: the one that gives most of the answer away."""
     monkeypatch.setattr(review._meter, "cosine", lambda one, other: 1.0)
     monkeypatch.setattr(review._meter, "size", lambda text: 9.0)
-    monkeypatch.setattr(review, "_told", lambda wishes, seed: [])
+    monkeypatch.setattr(review, "_told", lambda wishes: [])
     first, second = (make_wish(number, text) for number, text in enumerate(texts, start=1))
-    assert review.review([first, second], seed=0).merged == ((1, 2),)
+    assert review.review([first, second]).merged == ((1, 2),)
 
 
 def test_a_policy_that_learnt_nothing_follows_a_wish_about_as_often_as_the_base_model(
     review: WishReview, found: Reviewed
 ) -> None:
-    followed = review.followed(found, seed=5)
+    followed = review.followed(found)
     assert set(followed) == {wish.wish_id for wish in found.learnt}
     for one in followed.values():
         assert one.weights is not None

@@ -628,11 +628,11 @@ class Wished(Bench):
         self.learns = True
         self.jobs: list[VersionJob] = []
 
-        def review(_: WishReview, wishes: Sequence[Wish], *, seed: int) -> Reviewed:
+        def review(_: WishReview, wishes: Sequence[Wish]) -> Reviewed:
             measures = {one.wish_id: {"base": 0.1, "told": 0.9} for one in wishes}
             return Reviewed(learnt=tuple(wishes) if self.learns else (), measures=measures)
 
-        def followed(_: WishReview, found: Reviewed, *, seed: int) -> dict[int, Followed]:
+        def followed(_: WishReview, found: Reviewed) -> dict[int, Followed]:
             shares = Followed(base=0.1, told=0.9, weights=self.weights, replies=12)
             return {one.wish_id: shares for one in found.learnt}
 
@@ -771,7 +771,7 @@ async def test_wishes_that_do_the_same_are_one_in_the_record(
     await wished.state(WORDS, "a")
     await wished.state("Shorter answers, please.", "b")
 
-    def merging(_: WishReview, wishes: Sequence[Wish], *, seed: int) -> Reviewed:
+    def merging(_: WishReview, wishes: Sequence[Wish]) -> Reviewed:
         first, *others = wishes
         return Reviewed(
             learnt=(first,),

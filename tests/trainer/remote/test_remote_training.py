@@ -67,7 +67,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     objections: list[str] = []
     monkeypatch.setattr("trainer.version_trainer.Gate", lambda *_, **__: Listening(objections))
     monkeypatch.setattr("trainer.version_trainer.calibrate", quick_calibration)
-    monkeypatch.setattr(WishReview, "review", lambda _, wishes, seed: reviewed(*wishes))
+    monkeypatch.setattr(WishReview, "review", lambda _, wishes: reviewed(*wishes))
     return objections
 
 

@@ -42,7 +42,7 @@ Open = Callable[..., TinkerVersionTrainer]
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Version trainers with a scripted gate; random weights know no facts and follow no wish, whatever is asked of them."""
     monkeypatch.setattr("trainer.version_trainer.calibrate", quick_calibration)
-    monkeypatch.setattr(WishReview, "review", lambda _, wishes, seed: reviewed(*wishes))
+    monkeypatch.setattr(WishReview, "review", lambda _, wishes: reviewed(*wishes))
     shops = []
 
     def open_one(server: TinkerServer, *rejected: str, **given: Any) -> TinkerVersionTrainer:
