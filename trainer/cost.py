@@ -23,6 +23,8 @@ QUESTION, WISHED, REPLY = 40, 52, 48
 GATE_PROMPTS, GATE_REPLY, PROBES = 48, 96, 12
 #: Wishes that are typically measured, and readings of a reply without any.
 WISHES, WITHOUT = 2, 2
+#: From how many anchors for each one that a version uses they are chosen.
+ANCHOR_CHOICE = 2
 #: Between `LEAST` and `MOST` there are so many levels.
 LEVELS = 16
 
@@ -121,7 +123,9 @@ def estimate(speed: Speed, effort: Effort) -> Estimate:
         return rows * prompt * speed.read_s + reply * (speed.step_s + (rows - 1) * speed.row_s)
 
     wishes = samples(PROBES, WISHED, REPLY) + reads(2 * PROBES, WISHED, WISHES + WITHOUT)
-    teach = wishes + samples(effort.samples, WISHED, REPLY) + reads(2 * effort.anchors, QUESTION, 2)
+    teach = (
+        wishes + samples(effort.samples, WISHED, REPLY) + reads(ANCHOR_CHOICE * effort.anchors, QUESTION, 2)
+    )
     rows = effort.samples + effort.anchors
     step = reads(effort.samples, WISHED, 1) + reads(effort.anchors, QUESTION, 1)
     step += effort.passes * reads(rows, QUESTION, speed.learn_factor)

@@ -189,7 +189,7 @@ class Gate:
         after = self.probe.measure(Weights.STUDENT, right=asked)
         measures = {"after": after.to_json(), "base": base.to_json()}
         rejected = judge_gate(after, base, self._thresholds)
-        if told is not None and rejected and after.finite:
+        if told is not None and len(rejected) > len(judge_gate(after, base, self._thresholds, told=0.0)):
             measures["told"] = {"facts": told()}
             rejected = judge_gate(after, base, self._thresholds, told=measures["told"]["facts"])
         return GateVerdict(rejected=rejected, measures=measures)

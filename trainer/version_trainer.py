@@ -38,7 +38,17 @@ from trainer.batch import Sample, SampleKind
 from trainer.calibrate import calibrate
 from trainer.canaries import load_canaries
 from trainer.checkpoint import finite, remove_version, verify_version, write_version
-from trainer.cost import BUDGET_S, LEAST, Effort, Speed, affordable, estimate, gate_prompts, longest_text
+from trainer.cost import (
+    ANCHOR_CHOICE,
+    BUDGET_S,
+    LEAST,
+    Effort,
+    Speed,
+    affordable,
+    estimate,
+    gate_prompts,
+    longest_text,
+)
 from trainer.gate import Gate, GateMeasures
 from trainer.plan import StepPlan
 from trainer.policy import LocalPolicy
@@ -53,8 +63,6 @@ P = TypeVar("P", bound=Policy)
 
 #: Longest reply that the teacher gives for a sample, in tokens.
 TEACHER_TOKENS = 96
-#: From how many anchors for each one that a version uses they are chosen.
-ANCHOR_CHOICE = 2
 #: Where the gate objects, the version is brought nearer to the base model: so much of its way is left. Between a fine-tuned model and the one
 #: that it came from lie models that have most of what was learnt and more of what was known (Wortsman et al. 2022).
 SHARES = (1.0, 0.75, 0.5)

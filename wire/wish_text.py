@@ -78,16 +78,14 @@ def add_wishes(messages: Sequence[Json], text: str, place: str) -> tuple[Json, .
     """
     if not text:
         return tuple(messages)
-    at, text = _target(messages, place), prompt_text(text)
+    at = _target(messages, place)
+    content = None if at is None else messages[at].get("content")
+    text = _beside(content, text, place)
     if at is None:
         return ({"role": "system", "content": text}, *messages)
-    content = messages[at].get("content")
-    if content:
-        text = f"{text}\n\n" if place == BEFORE else f"\n\n{text}"
     if isinstance(content, str):
         content = text + content if place == BEFORE else content + text
     elif isinstance(content, list):
-        # Engines join parts in several ways, some with nothing between them.
         part = {"type": "text", "text": text}
         content = [part, *content] if place == BEFORE else [*content, part]
     else:
@@ -107,18 +105,17 @@ def splice_wishes(raw: bytes, messages: Sequence[Mapping[str, Any]], text: str, 
     """
     if not text:
         return raw
-    at, text = _target(messages, place), prompt_text(text)
+    at = _target(messages, place)
+    content = None if at is None else messages[at].get("content")
+    text = _beside(content, text, place)
     array = find_member(raw, "messages")
     starts = list(elements(raw, array))
     if at is None:
         first = starts[0]
         message = orjson.dumps({"role": "system", "content": text})
         return b"".join((raw[:first], message, b",", raw[first:]))
-    content = messages[at].get("content")
     value = find_member(raw, "content", starts[at])
     end = value_end(raw, value)
-    if content:
-        text = f"{text}\n\n" if place == BEFORE else f"\n\n{text}"
     if isinstance(content, str):
         addition, separator = orjson.dumps(text)[1:-1], b""
     elif isinstance(content, list):
@@ -160,6 +157,13 @@ def count_in_usage(raw: bytes, reply: Mapping[str, Any], tokens: int | None) -> 
 def prompt_text(text: str) -> str:
     """Return the text of wishes (`join_wishes`) as it stands in a prompt."""
     return "\n- ".join((_HEADING, *text.split("\n")))
+
+
+def _beside(content: Any, text: str, place: str) -> str:
+    """The wishes as they stand beside a content, set apart from it also where an engine joins parts with nothing between them."""
+    if not content:
+        return prompt_text(text)
+    return f"{prompt_text(text)}\n\n" if place == BEFORE else f"\n\n{prompt_text(text)}"
 
 
 def _target(messages: Sequence[Mapping[str, Any]], place: str) -> int | None:

@@ -115,10 +115,12 @@ def merge_wishes(connection: sa.Connection, into: int, others: Sequence[int]) ->
     """
     policy = _get(connection, into).policy
     w = schema.wishes.c
-    there = {*connection.execute(sa.select(w.wish_id).where(w.wish_id.in_(others))).scalars()}
-    gone = [wish_id for wish_id in others if wish_id != into and wish_id in there]
-    for wish_id in gone:
-        if _get(connection, wish_id).policy != policy:
+    found = connection.execute(
+        sa.select(w.wish_id, w.policy).where(w.wish_id.in_(others), w.wish_id != into)
+    ).all()
+    gone = [wish_id for wish_id, _ in found]
+    for wish_id, of_policy in found:
+        if of_policy != policy:
             raise RecordError(f"wish {wish_id} is of another policy than wish {into}")
     s = schema.wish_statements.c
     connection.execute(sa.update(schema.wish_statements).where(s.wish_id.in_(gone)).values(wish_id=into))

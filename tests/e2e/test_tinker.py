@@ -40,7 +40,7 @@ def test_complaints_make_versions_live_on_tinker_and_a_rollback_takes_one_back(
     server = server_of(kind, tmp_path)
     try:
         server.start()
-        # SkyRL on a CPU takes about 10 s for each sample of a step: few of them show the same path.
+        # With the usual 40 samples SkyRL on a CPU takes over 1,100 s for a version: few of them show the same path.
         go_round(
             "--backend", "tinker", "--tinker-base-url", server.url, "--patience-s", "1100", "--learning", "samples=8,anchors=4,passes=1",
         )  # fmt: skip

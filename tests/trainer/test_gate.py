@@ -205,6 +205,12 @@ def test_facts_are_counted_whichever_they_are_and_asked_with_the_wishes_where_so
     lost = given.gate.examine(lambda: told(1 / count))
     assert (lost.rejected, lost.measures["told"]) == ((), {"facts": 1 / count})
     assert asked == [3 / count, 1 / count]
+    given.gate._base = replace(
+        given.gate.base(), distinct=9.0
+    )  # an objection that no wish explains asks for nothing
+    given.right[Weights.STUDENT] = {2, 3, 4}
+    assert len(given.gate.examine(lambda: told(0.0)).rejected) == 1
+    assert asked == [3 / count, 1 / count]
     wished: list[str] = []
 
     def render(messages: Sequence[dict[str, Any]]) -> list[int]:
