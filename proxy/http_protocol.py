@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from proxy.api_error import build_error_body
@@ -126,6 +127,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._body_bytes = 0
         self._drained_bytes = 0
         self._waits_for_100 = False
+        self._head_without_offer = b""  # of a request that offers another protocol
         # Runs only for requests that arrive in several pieces: most arrive in one and need no timer.
         self._timer: asyncio.TimerHandle | None = None
 
@@ -154,11 +156,42 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._head_bytes = 0
         if self._is_in_head:
             self._head_bytes += len(data)
-        super().data_received(data)
+        self._parse(data)
         if self._is_in_head and self._head_bytes > MAX_HEAD_BYTES:
             self._refuse_head()
         elif (self._is_in_head or self._is_in_body) and self._timer is None:
             self._start_timer()
+
+    def _parse(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as exc:
+                # Java's and curl's clients offer HTTP/2. An offer that is not taken must be ignored (RFC 9110, 7.8), but the parser ends such
+                # a request at its head: a new one reads the same head without the offer, and the body.
+                if not self._head_without_offer:
+                    return  # CONNECT, which is refused
+                data, self._head_without_offer = self._head_without_offer + data[exc.args[0] :], b""
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+                return
+
+    def _remove_offer(self) -> bytes:
+        """Return the head of the request without `Upgrade`, also as an option of `Connection`."""
+        lines = [
+            b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        ]
+        for name, value in self.headers:
+            if name == b"connection":
+                options = [option.strip() for option in value.split(b",")]
+                value = b", ".join(option for option in options if option.lower() != b"upgrade")
+            if name != b"upgrade":
+                lines.append(name + b": " + value)
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def on_message_begin(self) -> None:
         self._unset_keepalive_if_required()  # set by an earlier request of the same piece
@@ -176,6 +209,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._head_bytes + self._received_bytes > MAX_HEAD_BYTES and self._head_size() > MAX_HEAD_BYTES
         ):
             self._refuse_head()
+            return
+        if self.parser.should_upgrade():
+            self._head_without_offer = self._remove_offer()
             return
         super().on_headers_complete()
         self.scope["extensions"] = {CONNECTION_EXTENSION: self._connection}  # type: ignore[dict-item]  # an object, not a dictionary: it never leaves this process
@@ -203,7 +239,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._is_refused or self._connection.is_draining:
+        if self._is_refused or self._connection.is_draining or self._head_without_offer:
             return
         self._stop_timer()
         self._is_in_body = False
