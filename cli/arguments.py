@@ -175,8 +175,12 @@ def _flags(parser: argparse.ArgumentParser) -> set[str]:
     return found
 
 
-def build_parser(prog: str = "run.py") -> Parser:
-    """Return the whole command line. Without a command everything is started; the commands inspect or control it."""
+def build_parser(prog: str = "run.py", argv: Sequence[str] = ()) -> Parser:
+    """Return the whole command line. Without a command everything is started; the commands inspect or control it.
+
+    Args:
+        argv: what will be parsed. Where it names a command of ours, extensions are not looked for.
+    """
     shared = settings_parser()
     parser = Parser(
         prog=prog,
@@ -210,7 +214,7 @@ def build_parser(prog: str = "run.py") -> Parser:
     _add_explain(reading)
     _add_replay_commands(command)
     _add_demo(command)
-    for add in find_extensions():
+    for add in [] if set(argv) & set(commands.choices) else find_extensions():
         add(command)
     return parser
 

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 from cli.home_files import sqlite_file
-from cli.supervisor import hold_home
 from store.backup import put_back, read_backup, unpacking_folder, write_backup
 from store.errors import ConfigError
+from store.processes import hold_home
 from store.settings import Settings, make_private
 from store.texts import counted
 

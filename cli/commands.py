@@ -19,19 +19,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cli.backup import backup, restore
-from cli.compare import compare
 from cli.console import table_console
-from cli.export import export
-from cli.forget import forget, verify_receipt
 from cli.home_files import note_export
-from cli.import_turns import import_turns
 from cli.live import ask_proxy, is_in_trouble, store_line, traffic_lines, version_lines
-from cli.openclaw import openclaw
 from cli.opened_record import open_record
 from cli.policies import chosen_policy, given_policy
 from cli.preferences import preferences
-from cli.recover import recover
 from cli.text import LONG
 from cli.unused import DAYS, lines_of
 from cli.unused import to_json as unused_json
@@ -619,8 +612,16 @@ async def _train(record: Record, settings: Settings, arguments: argparse.Namespa
     return 0
 
 
+async def _export(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
+    from cli.export import export
+
+    return await export(record, settings, arguments)
+
+
 async def _verify(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
     if arguments.receipt is not None:
+        from cli.forget import verify_receipt
+
         return await verify_receipt(record, settings, arguments.receipt)
     wrong = await record.verify()
     adapters, without = await check_versions(record, settings)
@@ -667,12 +668,5 @@ COMMANDS: dict[str, Command] = {
     "resume": _command(_resume),
     "train": _command(_train),
     "verify": _command(_verify),
-    "export": _command(export),
-    "forget": forget,
-    "import": import_turns,
-    "compare": compare,
-    "recover": recover,
-    "openclaw": openclaw,
-    "backup": backup,
-    "restore": restore,
+    "export": _command(_export),
 }

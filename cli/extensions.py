@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 
 from store.settings import IS_CHECKOUT
@@ -19,6 +18,8 @@ GROUP = "patina.commands"
 
 def find_extensions() -> list[Callable[[AddCommand], None]]:
     """Return the installed extensions; in a checkout without any, that of its folder `lab`."""
+    from importlib.metadata import entry_points  # few commands look for extensions
+
     found = [point.load() for point in entry_points(group=GROUP)]
     if not found and IS_CHECKOUT and find_spec("lab"):
         found = [import_module("lab.evals.arguments").add_eval]

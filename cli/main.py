@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import errno
+import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from cli.arguments import build_parser, given_settings
@@ -16,11 +17,18 @@ from store.settings import Settings, read_settings
 _OF_NO_HOME = frozenset({None, "demo", "eval", "classify", "score"})
 #: Commands with a module of their own, which alone is imported, and its function.
 _MODULES = {
+    "backup": ("cli.backup", "backup"),
     "classify": ("cli.classify", "classify"),
+    "compare": ("cli.compare", "compare"),
     "demo": ("cli.demo", "run_demo"),
     "explain": ("cli.explain", "explain"),
+    "forget": ("cli.forget", "forget"),
+    "import": ("cli.import_turns", "import_turns"),
     "keys": ("cli.keys", "keys"),
     "open": ("cli.open_page", "open_page"),
+    "openclaw": ("cli.openclaw", "openclaw"),
+    "recover": ("cli.recover", "recover"),
+    "restore": ("cli.backup", "restore"),
     "score": ("cli.score", "score"),
     "wishes": ("cli.wishes", "wishes"),
 }
@@ -35,11 +43,11 @@ def patina() -> int:
 
 def main(argv: Sequence[str], *, prog: str = "run.py") -> int:
     """Run one command; returns the exit code: 0 done, 1 it found something wrong, 2 it could not be done."""
-    parser = build_parser(prog)
+    parser = build_parser(prog, argv)
     parser.check_flags(argv)
     arguments = parser.parse_args(argv)
     try:
-        settings = with_served_model(read_settings(given_settings(arguments)), arguments.command)
+        settings = with_last_start(read_settings(given_settings(arguments)), arguments.command)
         return _run(arguments, settings)
     except PatinaError as exc:
         print(f"patina: {exc}", file=sys.stderr)
@@ -59,30 +67,42 @@ def main(argv: Sequence[str], *, prog: str = "run.py") -> int:
 
 
 def _run(arguments: argparse.Namespace, settings: Settings) -> int:
+    run = _function_of(arguments)
+    gc.enable()  # `run.py` disabled it for the imports
+    return run(settings, arguments)
+
+
+def _function_of(arguments: argparse.Namespace) -> Callable[[Settings, argparse.Namespace], int]:
+    """Import what runs the command, and nothing else."""
     command = arguments.command
     if command is None:
         from cli.supervisor import serve
 
-        return serve(settings)
+        return lambda settings, _: serve(settings)
     if extension := getattr(arguments, "extension", None):
-        return int(extension(settings, given_settings(arguments), arguments))
+        return lambda settings, given: int(extension(settings, given_settings(given), given))
     if command in _MODULES:
         module, function = _MODULES[command]
-        return int(getattr(import_module(module), function)(settings, arguments))
+        found: Callable[[Settings, argparse.Namespace], int] = getattr(import_module(module), function)
+        return found
     from cli.commands import COMMANDS
-    from serving.models.source import with_known_model
 
-    return COMMANDS[command](with_known_model(settings), arguments)
+    return COMMANDS[command]
 
 
-def with_served_model(settings: Settings, command: str | None) -> Settings:
-    """Return the settings with the model that the newest start on this home served, where none was named: its policy is what a command is about."""
-    if command in _OF_NO_HOME or settings.model_fields_set & {"model_name", "served_model_name"}:
+def with_last_start(settings: Settings, command: str | None) -> Settings:
+    """Return the settings with the model that the newest start on this home served, where none was named: its policy is what a command is about.
+
+    The folder that was found for that model comes with it: a command fetches none.
+    """
+    if command in _OF_NO_HOME:
         return settings
     try:
         last = Settings.load(settings.home / "run" / "settings.json")
     except ConfigError:
         return settings  # nothing was ever started here
-    return settings.model_copy(
-        update={"model_name": last.model_name, "served_model_name": last.served_model_name}
-    )
+    names = ["model_name", "served_model_name"]
+    known = {} if settings.model_fields_set & set(names) else {name: getattr(last, name) for name in names}
+    if known.get("model_name", settings.model_name) == last.model_name and not settings.model_folder:
+        known |= {"model_folder": last.model_folder, "model_gguf": last.model_gguf}
+    return settings.model_copy(update=known)

@@ -11,11 +11,11 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from cli.home_files import sqlite_file
-from cli.supervisor import hold_home
 from migrations import upgrade
 from store.disk import sync_path
 from store.errors import ConfigError, RecordError
 from store.journal import measure_lag
+from store.processes import hold_home
 from store.salvage import salvage
 from store.settings import Settings
 from store.texts import counted

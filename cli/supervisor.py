@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from serving.ports import bind, free_port
 from store.change_notice import ChangeNotice
 from store.errors import ConfigError, RecordError
 from store.heartbeats import LOOK_S, HeartbeatWriter
-from store.processes import die_with_parent
+from store.processes import die_with_parent, hold_home
 from store.record import Record
 from store.settings import (
     Settings,
@@ -321,30 +320,6 @@ def _detail(children: list[Child]) -> dict[str, dict[str, int | float | None]]:
 def _rotate(log: Path) -> None:
     if log.exists() and log.stat().st_size > _LOG_LIMIT:
         log.replace(log.with_suffix(".log.1"))
-
-
-@contextlib.contextmanager
-def hold_home(home: Path) -> Iterator[None]:
-    """Hold the home's lock. The kernel frees it whatever way we die.
-
-    Raises:
-        ConfigError: another Patina runs on this home.
-    """
-    folder = home / "run"
-    folder.mkdir(exist_ok=True, mode=0o700)
-    with (folder / "lock").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            raise ConfigError(
-                f"another Patina (process {file.read().strip() or 'unknown'}) runs on {home}; "
-                "stop it or give another --home"
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
 
 
 def _explain(backend: BackendPlan, why: str) -> str:

@@ -2,7 +2,7 @@
 
 A query is a plain function of a synchronous `sqlalchemy.Connection`; `Database` runs it as one transaction:
 
-* SQLite: the whole function in one hop to aiosqlite's thread. (One hop for each statement, as SQLAlchemy's dialect for it
+* SQLite: the whole function in one hop to a thread. (One hop for each statement, as SQLAlchemy's dialect for it
   does, costs a turn about 39 hops, three quarters of the cost of recording it.) One thread and one connection write, so that writers of this process never
   wait for each other inside SQLite; others read.
 * PostgreSQL: `AsyncConnection.run_sync`; each statement is a round trip to the server anyway.
@@ -26,21 +26,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
 from urllib.parse import quote
 
-import aiosqlite
 import orjson
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from store.change_notice import ChangeNotice, touch
 from store.disk import sync_path
 from store.errors import RecordCorrupt, RecordError, RecordUnavailable
 from store.version import COMMAND
+
+if TYPE_CHECKING:  # only PostgreSQL needs it, and every command would wait for its import
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +71,7 @@ class Database:
         self._file = file
         self._server = server
         if file is not None:
-            self._writer = _Writer(file.open)
+            self._writer = ThreadPoolExecutor(1, thread_name_prefix="record-write")
             self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="record-read")
 
     @classmethod
@@ -83,15 +85,18 @@ class Database:
         if backend == "sqlite":
             if not parsed.database or parsed.database == ":memory:":
                 raise RecordError("the record needs a file: memory is not shared between processes")
-            database = cls(_SqliteFile(Path(parsed.database), busy_timeout_s), None)
+            file = _SqliteFile(Path(parsed.database), busy_timeout_s)
+            database = cls(file, None)
             try:
-                await database._writer.start()
+                await database._run(file.open)
             except BaseException:
                 await database.close()
                 raise
             return database
         if backend != "postgresql":
             raise RecordError(f"the record lives in SQLite or PostgreSQL, not in {backend}")
+        from sqlalchemy.ext.asyncio import create_async_engine
+
         try:
             return cls(None, create_async_engine(parsed, pool_pre_ping=True))
         except ModuleNotFoundError as exc:
@@ -103,9 +108,8 @@ class Database:
             return
         # In this order: what is being read and written ends before the connections close.
         await asyncio.to_thread(self._readers.shutdown)
-        if self._writer.is_alive:
-            await self._writer.run(self._file_of().close)
-            await self._writer.close()
+        await self._run(self._file_of().close)
+        await asyncio.to_thread(self._writer.shutdown)
 
     async def read(
         self, work: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -131,7 +135,7 @@ class Database:
                 async with self._server.begin() as connection:
                     return await connection.run_sync(lambda sync: work(sync, *args, **kwargs))
         file = self._file_of()
-        return await self._writer.run(lambda: file.write(lambda sync: work(sync, *args, **kwargs)))
+        return await self._run(lambda: file.write(lambda sync: work(sync, *args, **kwargs)))
 
     async def write_unnoticed(
         self, work: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -140,9 +144,7 @@ class Database:
         if self._file is None:
             return await self.write(work, *args, **kwargs)
         file = self._file
-        return await self._writer.run(
-            lambda: file.write(lambda sync: work(sync, *args, **kwargs), is_noticed=False)
-        )
+        return await self._run(lambda: file.write(lambda sync: work(sync, *args, **kwargs), is_noticed=False))
 
     def change_notice(self, *, poll_s: float, min_interval_s: float) -> ChangeNotice:
         """Return what ends a wait after a `write` of any process. It polls on PostgreSQL, whose writers may be on other machines."""
@@ -155,7 +157,7 @@ class Database:
     async def sync(self) -> None:
         """Make every commit so far survive a power cut. PostgreSQL does so at each commit. Raises: RecordUnavailable."""
         if self._file is not None:
-            await self._writer.run(self._file.sync)
+            await self._run(self._file.sync)
 
     async def scrub(self) -> None:
         """Write the database anew, so that nothing is left of deleted rows in its free space and its log.
@@ -172,40 +174,15 @@ class Database:
                 ).connect() as connection:
                     await connection.execute(sa.text("VACUUM FULL"))
             return
-        await self._writer.run(self._file_of().scrub)
+        await self._run(self._file_of().scrub)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        """Run it in the one thread that writes."""
+        return await asyncio.get_running_loop().run_in_executor(self._writer, work)
 
     def _file_of(self) -> _SqliteFile:
         assert self._file is not None  # either a file or a server
         return self._file
-
-
-class _Writer(aiosqlite.Connection):
-    """aiosqlite's connection, whose thread runs a whole transaction in one hop instead of each statement in one."""
-
-    def __init__(self, connector: Callable[[], sqlite3.Connection]) -> None:
-        super().__init__(connector, iter_chunk_size=64)
-        # A record that is not closed must not keep the program from ending; SQLite needs no close.
-        self._thread.daemon = True
-        self._thread.name = f"record-write-{self._thread.name}"
-
-    async def start(self) -> None:
-        """Open it; raises what the connector raises."""
-        try:
-            await self
-        except BaseException:
-            # The thread's last word goes to the event loop, which must not be closed by then.
-            await asyncio.to_thread(self._thread.join)
-            raise
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it was opened and not closed."""
-        return self._connection is not None
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """Return what ``work`` returns, or raise what it raises."""
-        result: T = await self._execute(work)  # type: ignore[no-untyped-call]  # aiosqlite's own way in, for subclasses
-        return result
 
 
 class _SqliteFile:
@@ -441,21 +418,28 @@ class PreparedStatement:
     """
 
     def __init__(self, build: Callable[[str], sa.Executable], columns: Sequence[str]) -> None:
-        self._statements = {name: build(name) for name in ("sqlite", "postgresql")}
-        compiled = self._statements["sqlite"].compile(dialect=sqlite.dialect(), column_keys=list(columns))  # type: ignore[attr-defined]  # every Executable of Core is a ClauseElement
-        self._text = str(compiled)
-        self._order: tuple[str, ...] = tuple(compiled.positiontup or ())
+        self._build = build
+        self._columns = list(columns)
+
+    @cached_property
+    def _for_sqlite(self) -> tuple[str, tuple[str, ...]]:
+        """Return the text and the order of its parameters; made when it is first run, since most commands write no turn."""
+        made = self._build("sqlite").compile(dialect=sqlite.dialect(), column_keys=self._columns)  # type: ignore[attr-defined]  # every Executable of Core is a ClauseElement
+        return str(made), tuple(made.positiontup or ())
+
+    @cached_property
+    def _for_postgresql(self) -> sa.Executable:
+        return self._build("postgresql")
 
     def many(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
         """Run it once for each row."""
         if not rows:
             return
         if connection.dialect.name == "sqlite":
-            dbapi(connection).executemany(
-                self._text, [[row.get(name) for name in self._order] for row in rows]
-            )
+            text, order = self._for_sqlite
+            dbapi(connection).executemany(text, [[row.get(name) for name in order] for row in rows])
         else:
-            connection.execute(self._statements["postgresql"], [dict(row) for row in rows])
+            connection.execute(self._for_postgresql, [dict(row) for row in rows])
 
 
 def present(connection: sa.Connection, column: sa.Column[Any], values: Sequence[str]) -> set[str]:
@@ -471,24 +455,23 @@ def present(connection: sa.Connection, column: sa.Column[Any], values: Sequence[
 
 def insert_ignore(dialect: str, table: sa.Table) -> sa.Insert:
     """Return an INSERT that leaves what is there already."""
-    if dialect == "postgresql":
-        return postgresql.insert(table).on_conflict_do_nothing()
-    return sqlite.insert(table).on_conflict_do_nothing()
+    return _insert(dialect, table).on_conflict_do_nothing()
 
 
 def upsert(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any], key: Sequence[str]) -> None:
     """Insert a row or overwrite the one with the same key."""
     rest = {name: value for name, value in values.items() if name not in key}
-    if connection.dialect.name == "postgresql":
-        connection.execute(
-            postgresql.insert(table)
-            .values(**values)
-            .on_conflict_do_update(index_elements=list(key), set_=rest)
-        )
-    else:
-        connection.execute(
-            sqlite.insert(table).values(**values).on_conflict_do_update(index_elements=list(key), set_=rest)
-        )
+    statement = _insert(connection.dialect.name, table).values(**values)
+    connection.execute(statement.on_conflict_do_update(index_elements=list(key), set_=rest))
+
+
+def _insert(dialect: str, table: sa.Table) -> sqlite.Insert:
+    """Return the dialect's INSERT; both have the same methods."""
+    if dialect != "postgresql":
+        return sqlite.insert(table)
+    from sqlalchemy.dialects import postgresql
+
+    return postgresql.insert(table)  # type: ignore[return-value]
 
 
 # ------------------------------------------------------------------------------------------------------ errors

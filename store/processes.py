@@ -1,11 +1,17 @@
-"""Other processes of this machine: whether one lives, and children that end with their parent."""
+"""Other processes of this machine: whether one lives, children that end with their parent, and the lock of a home."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from store.errors import ConfigError
 
 _PR_SET_PDEATHSIG = 1
 
@@ -25,3 +31,27 @@ def die_with_parent(number: int = signal.SIGTERM) -> None:
     """Ask for this signal when the parent dies, even by kill -9. Runs in the child, as ``preexec_fn``; only Linux can do it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+@contextlib.contextmanager
+def hold_home(home: Path) -> Iterator[None]:
+    """Hold the home's lock. The kernel frees it whatever way we die.
+
+    Raises:
+        ConfigError: another Patina runs on this home.
+    """
+    folder = home / "run"
+    folder.mkdir(exist_ok=True, mode=0o700)
+    with (folder / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise ConfigError(
+                f"another Patina (process {file.read().strip() or 'unknown'}) runs on {home}; "
+                "stop it or give another --home"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

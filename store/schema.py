@@ -228,8 +228,8 @@ turn_states = Table(
     Index(
         "ix_turn_states_drop_reason",
         "drop_reason",
+        # Of all rows on PostgreSQL: to name its dialect here makes every command import it.
         sqlite_where=text("drop_reason IS NOT NULL"),
-        postgresql_where=text("drop_reason IS NOT NULL"),
     ),
 )
 

@@ -19,11 +19,9 @@ import shlex
 import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
-from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from store.errors import ConfigError
 from store.hosts import is_loopback
@@ -73,12 +71,17 @@ def _field(
         is_secret: its value is never shown (`to_json`).
         has_flag: False for a rarely used one, which the command line takes as ``--set name=value``.
     """
-    names = [env, *([] if env.startswith("PATINA_") else [f"PATINA_{env}"]), *aliases]
+    names: list[Any] = [env, *([] if env.startswith("PATINA_") else [f"PATINA_{env}"]), *aliases]
     return Field(
         default=default,
-        validation_alias=AliasChoices(*names),
         description=help,
-        json_schema_extra={"group": group, "env": env, "is_secret": is_secret, "has_flag": has_flag},
+        json_schema_extra={
+            "group": group,
+            "env": env,
+            "names": names,
+            "is_secret": is_secret,
+            "has_flag": has_flag,
+        },
     )
 
 
@@ -93,16 +96,10 @@ def option(name: str, value: str) -> str:
     return f"--{name.replace('_', '-')} {value}" if has_flag(name) else f"--set {name}={value}"
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Everything a process needs to know; see the field descriptions (they are `run.py --help`)."""
 
-    model_config = SettingsConfigDict(
-        # no populate_by_name: with it the environment is searched for field names too, and `home` would be $HOME
-        frozen=True,
-        extra="forbid",
-        env_ignore_empty=True,
-        protected_namespaces=(),
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, protected_namespaces=())
 
     # -- flags of the OpenClaw-RL Tinker launcher, and what belongs with them
     method: Method = _field(
@@ -476,7 +473,7 @@ class Settings(BaseSettings):
         "serving",
     )
 
-    learning: Annotated[LearningConfig, NoDecode] = _field(
+    learning: LearningConfig = _field(
         DEFAULTS,
         "PATINA_LEARNING",
         "learning settings as key=value, separated by commas; see docs/reference/settings.md",
@@ -856,7 +853,7 @@ class Settings(BaseSettings):
             missing |= LearningConfig.model_fields.keys() - (data.get("learning") or {}).keys()
             if missing:
                 raise ConfigError(f"the settings in {path} lack {', '.join(sorted(missing))}")
-            return cls(**{_first_alias(name): value for name, value in data.items()})
+            return cls(**data)
         except (OSError, ValueError, KeyError) as exc:
             raise ConfigError(f"cannot read the settings in {path}: {exc}") from exc
 
@@ -872,20 +869,37 @@ def read_settings(given: dict[str, Any]) -> Settings:
         ConfigError: one clear sentence for the first wrong value.
     """
     others, learning = split_learning(given)
+    found: dict[str, Any] = {name: os.environ[variable] for name, variable in _variables().items()}
     try:
         if learning or others.get("learning"):
             whole = others.get("learning") or {}
             others["learning"] = {
-                **parse_learning(os.environ.get("PATINA_LEARNING", "")),
+                **parse_learning(found.get("learning", "")),
                 **(parse_learning(whole) if isinstance(whole, str) else dict(whole)),
                 **learning,
             }
-        return Settings(**{_first_alias(name): value for name, value in others.items()})
+        return Settings(**{**found, **others})
     except ValidationError as exc:
         error = exc.errors()[0]
         raise ConfigError(_sentence(error, given)) from None
     except ValueError as exc:
         raise ConfigError(f"--learning: {exc}") from None
+
+
+def environment_names(name: str) -> list[str]:
+    """Return the names that a setting has in the environment; the first that is set and not empty counts."""
+    extra: Any = Settings.model_fields[name].json_schema_extra
+    names: list[str] = extra["names"]
+    return names
+
+
+def _variables() -> dict[str, str]:
+    """Return the settings that the environment gives, each with its variable."""
+    given = {
+        name: [one for one in environment_names(name) if os.environ.get(one)]
+        for name in Settings.model_fields
+    }
+    return {name: variables[0] for name, variables in given.items() if variables}
 
 
 #: Where a setting comes from that nothing sets.
@@ -898,40 +912,22 @@ _FOUND_AT_START = frozenset({"model_folder", "model_gguf"})
 
 def origins_of(settings: Settings) -> dict[str, str]:
     """Return from where each setting of a start comes, read in a process that has its environment."""
-    plain = _Defaults()
+    plain = Settings()
+    variables = _variables()
     try:
-        given: Settings = Settings()
-    except ValidationError:  # the command line replaced what is wrong there
+        given = read_settings({})
+    except ConfigError:  # the command line replaced what is wrong there
         given = plain
     found = {}
-    for name, info in Settings.model_fields.items():
-        value, variable = (
-            getattr(settings, name),
-            next((one for one in _aliases(info) if os.environ.get(one)), ""),
-        )
+    for name in Settings.model_fields:
+        value = getattr(settings, name)
         if value == getattr(plain, name):
             found[name] = DEFAULT_ORIGIN
-        elif variable and value == getattr(given, name):
-            found[name] = f"environment: {variable}"
+        elif name in variables and value == getattr(given, name):
+            found[name] = f"environment: {variables[name]}"
         else:
             found[name] = "found at the start" if name in _FOUND_AT_START else "command line"
     return found
-
-
-class _Defaults(Settings):
-    """The settings of a start that nothing sets."""
-
-    @classmethod
-    def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: Any, *others: Any, **more: Any
-    ) -> tuple[Any, ...]:
-        return (init_settings,)
-
-
-def _first_alias(field: str) -> str:
-    alias = Settings.model_fields[field].validation_alias
-    assert isinstance(alias, AliasChoices)  # every field is made by `_field`
-    return str(alias.choices[0])  # the first choice wins over the same setting in the environment
 
 
 def _sentence(error: Any, given: dict[str, Any]) -> str:
@@ -947,13 +943,11 @@ def _sentence(error: Any, given: dict[str, Any]) -> str:
         return message
     if len(error["loc"]) > 1:
         return f"--learning {error['loc'][1]}={error['input']}: {message}"
-    for field, info in Settings.model_fields.items():
-        alias = info.validation_alias
-        if isinstance(alias, AliasChoices) and place in alias.choices and field not in given:
-            return f"{place}={shown} (from the environment): {message}"
-        if isinstance(alias, AliasChoices) and (place in alias.choices or place == field):
-            return f"{option(field, shown)}: {message}"
-    return f"{place}: {message}"
+    if place not in Settings.model_fields:
+        return f"{place}: {message}"
+    if place not in given:
+        return f"{_variables().get(place, place)}={shown} (from the environment): {message}"
+    return f"{option(place, shown)}: {message}"
 
 
 def ensure_api_key(settings: Settings) -> tuple[str, bool]:
@@ -989,7 +983,7 @@ _SECRET_NAME = re.compile(r"(?i)(api_?key|token|secret|password|passwd|credentia
 
 def without_secrets(environment: Mapping[str, str], keeps: Collection[str] = ()) -> dict[str, str]:
     """Return an environment without the variables that hold secrets, but those in ``keeps``; no child reads our settings there."""
-    own = {alias for info in Settings.model_fields.values() for alias in _aliases(info)}
+    own = {variable for name in Settings.model_fields for variable in environment_names(name)}
     return {
         name: value
         for name, value in environment.items()
@@ -999,14 +993,8 @@ def without_secrets(environment: Mapping[str, str], keeps: Collection[str] = ())
 
 def provider_variables() -> list[str]:
     """Return the variables with secrets that are not ours: a judge's provider, or a person's own reward, may read them."""
-    own = {alias for info in Settings.model_fields.values() for alias in _aliases(info)}
+    own = {variable for name in Settings.model_fields for variable in environment_names(name)}
     return [name for name in os.environ if _SECRET_NAME.search(name) and name not in own]
-
-
-def _aliases(info: FieldInfo) -> tuple[str, ...]:
-    alias = info.validation_alias
-    assert isinstance(alias, AliasChoices)  # every field is made by `_field`
-    return tuple(str(choice) for choice in alias.choices)
 
 
 def make_private(home: Path) -> None:

@@ -86,7 +86,6 @@ OWNERS = {
         "serving.openai_server.schemas",
         "trainer.remote.messages",
     },
-    "pydantic_settings": {"store.settings"},
 }
 
 #: Pure modules: no files, sockets, processes or models.

@@ -48,17 +48,6 @@ def with_model(settings: Settings) -> tuple[Settings, ModelSource | None]:
     ), source
 
 
-def with_known_model(settings: Settings) -> Settings:
-    """Return the settings with the folder that the newest start on this home found for the same model: for commands, which fetch nothing."""
-    try:
-        last = Settings.load(settings.home / "run" / "settings.json")
-    except ConfigError:
-        return settings
-    if settings.model_folder or last.model_name != settings.model_name:
-        return settings
-    return settings.model_copy(update={"model_folder": last.model_folder, "model_gguf": last.model_gguf})
-
-
 def resolve_model(settings: Settings) -> ModelSource:
     """Return where the model is, after fetching or converting it if that was not done before.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -40,7 +41,7 @@ def tips_for(connection: sa.Connection, key_name: str, keys: Sequence[str]) -> T
     if not keys:
         return Tips(replies={}, requests={})
     found = []
-    for statement in _TIPS[connection.dialect.name]:
+    for statement in _tips_statements(connection.dialect.name):
         tips: dict[str, list[Tip]] = {}
         for row in connection.execute(statement, {"key_name": key_name, "keys": json.dumps(keys)}):
             tips.setdefault(row.key, []).append(_tip(row))
@@ -50,7 +51,9 @@ def tips_for(connection: sa.Connection, key_name: str, keys: Sequence[str]) -> T
 
 def session_tip(connection: sa.Connection, key_name: str, session_id: str) -> Tip | None:
     """Return the newest main turn of an explicitly named session."""
-    row = (connection.execute(_SESSION_TIP, {"key_name": key_name, "session_id": session_id})).one_or_none()
+    row = (
+        connection.execute(_session_tip_statement(), {"key_name": key_name, "session_id": session_id})
+    ).one_or_none()
     return None if row is None else _tip(row)
 
 
@@ -248,23 +251,27 @@ def _tips_by(column: sa.Column[Any], dialect: str) -> sa.Select[Any]:
     return select.select_from(keys).order_by(c.created_at.desc(), c.turn_id.desc())
 
 
-# Built once: putting such a statement together costs as much as running it, and these run for every request.
-_TIPS = {
-    dialect: tuple(
+# Built once, when it is first needed: putting such a statement together costs as much as running it, and these run for every request.
+@cache
+def _tips_statements(dialect: str) -> tuple[sa.Select[Any], ...]:
+    return tuple(
         _tips_by(column, dialect) for column in (schema.turns.c.reply_key, schema.turns.c.request_key)
     )
-    for dialect in ("sqlite", "postgresql")
-}
-_SESSION_TIP = (
-    _tip_select(sa.func.coalesce(schema.turns.c.reply_key, schema.turns.c.request_key))
-    .where(
-        schema.turns.c.key_name == sa.bindparam("key_name"),
-        schema.turns.c.session_id == sa.bindparam("session_id"),
-        unindexed(schema.turns.c.kind) == TurnKind.MAIN.value,
+
+
+@cache
+def _session_tip_statement() -> sa.Select[Any]:
+    t = schema.turns.c
+    return (
+        _tip_select(sa.func.coalesce(t.reply_key, t.request_key))
+        .where(
+            t.key_name == sa.bindparam("key_name"),
+            t.session_id == sa.bindparam("session_id"),
+            unindexed(t.kind) == TurnKind.MAIN.value,
+        )
+        .order_by(t.turn_index.desc(), t.created_at.desc())
+        .limit(1)
     )
-    .order_by(schema.turns.c.turn_index.desc(), schema.turns.c.created_at.desc())
-    .limit(1)
-)
 
 
 def _tip(row: Row[Any]) -> Tip:

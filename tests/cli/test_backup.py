@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from cli.supervisor import hold_home
 from store.journal import EntryKind, JournalWriter, mark_recorded, segments
+from store.processes import hold_home
 from tests.cli.recorded_home import dump_record, fill_home
 
 TURNS = 20

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from cli.supervisor import hold_home
+from store.processes import hold_home
 from tests.cli.recorded_home import dump_record, fill_home
 
 TURNS = 400

@@ -375,4 +375,7 @@ async def test_a_record_that_opens_and_cannot_be_read_is_closed_again(record_url
     for _ in range(2):
         with pytest.raises(RecordUnavailable):
             await recorder.get_record()
-    assert [record._database._writer.is_alive for record in opened] == [False, False]
+    assert len(opened) == 2
+    for record in opened:
+        with pytest.raises(RuntimeError, match="shutdown"):
+            await record.sync()

@@ -12,6 +12,7 @@ from store.learning import LearningConfig
 from store.settings import (
     Settings,
     ensure_api_key,
+    environment_names,
     make_private,
     read_settings,
     renew_backend_key,
@@ -22,9 +23,9 @@ from store.settings import (
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for field in Settings.model_fields.values():
-        for name in field.validation_alias.choices:  # type: ignore[union-attr]  # every field is made by `_field`
-            monkeypatch.delenv(str(name), raising=False)
+    for field in Settings.model_fields:
+        for name in environment_names(field):
+            monkeypatch.delenv(name, raising=False)
 
 
 def test_the_command_line_wins_over_the_environment_and_that_over_the_default(

@@ -17,7 +17,7 @@ import pytest
 from serving.model_digests import digest_served_model
 from serving.models.converted import ORIGIN, converted_folder, digest_gguf, read_origin
 from serving.models.default_model import DEFAULT
-from serving.models.source import resolve_model, with_known_model, with_model
+from serving.models.source import resolve_model, with_model
 from store.errors import ConfigError
 from store.settings import Settings, child_environment, read_settings
 from tests.serving.models.gguf_files import write_gguf
@@ -169,15 +169,6 @@ def test_a_folder_is_taken_as_it_is_and_no_folder_is_needed_where_nothing_here_r
     assert with_model(attached) == (attached, None)
     local = attached.model_copy(update={"model_name": str(tiny_model)})
     assert with_model(local)[0].model_folder == str(tiny_model)
-
-
-def test_commands_find_the_folder_of_the_last_start(tiny_model: Path, cache: Path, tmp_path: Path) -> None:
-    started, _ = with_model(settings_of(tiny_model, cache, home=tmp_path))
-    started.dump(tmp_path / "run" / "settings.json")
-    asked = settings_of(tiny_model, cache, home=tmp_path)
-    assert with_known_model(asked).model_folder == str(tiny_model)
-    other = settings_of("some/other", cache, home=tmp_path)
-    assert with_known_model(other) == other
 
 
 @pytest.mark.parametrize(
