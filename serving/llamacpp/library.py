@@ -93,17 +93,23 @@ def write_float16(source: Path, target: Path, threads: int) -> None:
 
 
 class LlamaModel:
-    """The weights of one GGUF file, mapped into memory; any number of contexts and adapters use them.
+    """The weights of one GGUF file; any number of contexts and adapters use them.
+
+    Args:
+        is_mapped: the file is mapped into memory. The library keeps weights for the processor's matrix instructions in a copy of its own; what it
+            copied of a mapped file stays in memory as well.
 
     Raises: ConfigError if the file cannot be loaded.
     """
 
-    def __init__(self, path: Path, *, gpu_layers: int | None = None) -> None:
+    def __init__(self, path: Path, *, gpu_layers: int | None = None, is_mapped: bool = True) -> None:
         self._library = load_library()
         api = self.api = self._library.api
         params = api.llama_model_default_params()
         if gpu_layers is not None:
             params.n_gpu_layers = gpu_layers
+        if not is_mapped:
+            params.load_mode = api.LLAMA_LOAD_MODE_NONE
         self._library.forget_errors()
         self.pointer = api.llama_model_load_from_file(str(path).encode(), params)
         if not self.pointer:

@@ -95,7 +95,7 @@ def _load_weights(file: Path, folder: Path, gpu_layers: int | None, threads: int
         finally:
             temporary.unlink(missing_ok=True)
     model.close()
-    return LlamaModel(copy, gpu_layers=gpu_layers)
+    return LlamaModel(copy, gpu_layers=gpu_layers, is_mapped=False)
 
 
 def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
