@@ -1,4 +1,4 @@
-"""The record: the one interface to the database. Its queries and writes are in `store.queries`, by process.
+"""The record: the one interface to the database. Its methods are the functions of `store.queries`, by process, without their connection.
 
 Values in, values out; each method is one short transaction (`store.database` says how it is run and what a commit promises). Errors are
 `store.errors.RecordError`s: no other module sees SQLAlchemy.
@@ -6,8 +6,9 @@ Values in, values out; each method is one short transaction (`store.database` sa
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -15,12 +16,10 @@ from sqlalchemy.exc import DBAPIError
 from store.change_notice import FALLBACK_POLL_S, ChangeNotice
 from store.database import BUSY_TIMEOUT_S, Database
 from store.errors import RecordError, RecordTooNew
-from store.lifecycle import DropReason, Stage
 from store.queries import (
     canary,
     common,
     dashboard,
-    forget,
     journal,
     metrics,
     person,
@@ -28,62 +27,43 @@ from store.queries import (
     replies,
     scorer,
     stored,
-    story,
     trainer,
-    wishes,
 )
 from store.queries import closure as closures
+from store.queries import forget as forgetting
+from store.queries import story as stories
+from store.queries import wishes as wish_list
 from store.queries.turns import TurnWriter
-from store.values import (
-    BASE_VERSION,
-    Activity,
-    AdapterVersion,
-    AddedItem,
-    AliasMove,
-    AnsweredTurn,
-    CanaryRelease,
-    ClientTraffic,
-    Closure,
-    Conversation,
-    ConversationRow,
-    DroppedTurn,
-    Feedback,
-    Forgotten,
-    GivenVerdict,
-    GpuLease,
-    GpuRole,
-    Heartbeat,
-    Json,
-    JudgedTurn,
-    LearningMetrics,
-    NewTurn,
-    RecentVerdict,
-    RecordedTurn,
-    RecordStatus,
-    ReleaseStage,
-    Remembered,
-    ScoredTurn,
-    Selection,
-    ServedTurn,
-    StepReport,
-    StoredCompletion,
-    StoredQuery,
-    Tip,
-    Tips,
-    TurnFate,
-    TurnProgress,
-    UnusedComplaint,
-    Verdict,
-    Waiting,
-    Wish,
-    WishesSeen,
-    WishState,
-    gateway_name,
-)
+from store.values import BASE_VERSION, Feedback, Heartbeat, Json, NewTurn, gateway_name
 from store.verify import verify
 
 #: Newest migration this code knows. A test holds it against `migrations/`.
 SCHEMA_REVISION = "0036"
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Query = Callable[Concatenate[sa.Connection, P], T]
+Method = Callable[Concatenate["Record", P], Coroutine[Any, Any, T]]
+
+
+def _read(query: Query[P, T]) -> Method[P, T]:
+    """Return the method that runs a query which only reads; its words and arguments are the query's."""
+
+    @functools.wraps(query)
+    async def method(self: Record, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._database.read(query, *args, **kwargs)
+
+    return method
+
+
+def _write(query: Query[P, T]) -> Method[P, T]:
+    """Return the method that runs a query as one transaction."""
+
+    @functools.wraps(query)
+    async def method(self: Record, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._database.write(query, *args, **kwargs)
+
+    return method
 
 
 class Record:
@@ -158,545 +138,122 @@ class Record:
         self._turns.keep(written)
         return unmatched
 
-    async def journal_offsets(self) -> dict[str, int]:
-        """Return how far each segment of the journal is recorded, in bytes, by name."""
-        return await self._database.read(journal.journal_offsets)
+    journal_offsets = _read(journal.journal_offsets)
 
     async def sync(self) -> None:
         """Make everything that was written so far survive a power cut. Raises: RecordUnavailable."""
         await self._database.sync()
 
-    async def forget_segments(self, names: Sequence[str]) -> None:
-        """Delete the offsets of segments that were removed."""
-        await self._database.write(journal.forget_segments, names)
-
-    async def has_feedback(self, idempotency_key: str) -> bool:
-        """Whether feedback with this key is recorded."""
-        return await self._database.read(journal.has_feedback, idempotency_key)
-
-    async def known_turns(self, turn_ids: Sequence[str]) -> set[str]:
-        """Return those of ``turn_ids`` that are recorded."""
-        return await self._database.read(proxy.known_turns, turn_ids)
-
-    async def tips_for(self, key_name: str, keys: Sequence[str]) -> Tips:
-        """Return the stored turns of a key whose request or reply key is among ``keys``."""
-        return await self._database.read(proxy.tips_for, key_name, keys)
-
-    async def session_tip(self, key_name: str, session_id: str) -> Tip | None:
-        """Return the newest main turn of an explicitly named session."""
-        return await self._database.read(proxy.session_tip, key_name, session_id)
-
-    async def recollect(self, limit: int) -> list[Remembered]:
-        """Return the newest turns, oldest first, with the end of what each was asked: what a proxy that starts should know."""
-        return await self._database.read(story.recollect, limit)
-
-    async def find_turn(self, key_name: str, reference: str) -> str | None:
-        """Return the id of the turn named by a turn id or by a completion id that its client saw."""
-        return await self._database.read(proxy.find_turn, key_name, reference)
-
-    async def recorded_turn(self, key_name: str, turn_id: str) -> RecordedTurn | None:
-        """Return a turn that a client names; without its API when its response was deleted."""
-        return await self._database.read(replies.recorded_turn, key_name, turn_id)
-
-    async def conversation_turns(self, key_name: str, conversation_id: str) -> list[RecordedTurn]:
-        """Return the finished turns of a conversation, oldest first; without their requests where their own input is recorded."""
-        return await self._database.read(replies.conversation_turns, key_name, conversation_id)
-
-    async def hide_turn(self, key_name: str, turn_id: str) -> None:
-        """Stop showing a response to its client."""
-        await self._database.write(replies.hide_turn, key_name, turn_id)
-
-    async def list_completions(
-        self, key_name: str, wanted: StoredQuery
-    ) -> tuple[list[StoredCompletion], bool] | None:
-        """Return a page of a key's chat completions, and whether more follow; None: there is no completion ``after``."""
-        return await self._database.read(stored.list_completions, key_name, wanted)
-
-    async def stored_completion(self, key_name: str, reference: str) -> StoredCompletion | None:
-        """Return a chat completion by the id that its client saw; None: there is none, or it was deleted."""
-        return await self._database.read(stored.find_completion, key_name, reference)
-
-    async def set_completion_metadata(self, turn_id: str, metadata: Json) -> None:
-        """Replace a completion's metadata."""
-        await self._database.write(stored.set_metadata, turn_id, metadata)
-
-    async def delete_completion(self, turn_id: str, now: float | None = None) -> None:
-        """Hide a completion from its client; `turns_to_forget` has its turn from now on."""
-        await self._database.write(stored.delete, turn_id, _now(now))
-
-    async def turns_to_forget(self) -> list[tuple[str, str]]:
-        """Return (turn, key name) of deleted completions that are still recorded, in the order of deletion."""
-        return await self._database.read(stored.turns_to_forget)
-
-    async def add_conversation(
-        self, key_name: str, conversation: Conversation, items: Sequence[Json] = ()
-    ) -> None:
-        await self._database.write(replies.add_conversation, key_name, conversation, items)
-
-    async def conversation(self, key_name: str, conversation_id: str) -> Conversation | None:
-        """Return a conversation that a client created and did not delete."""
-        return await self._database.read(replies.conversation, key_name, conversation_id)
-
-    async def update_conversation(self, conversation_id: str, metadata: Json) -> None:
-        await self._database.write(replies.update_conversation, conversation_id, metadata)
-
-    async def delete_conversation(self, conversation_id: str) -> None:
-        await self._database.write(replies.delete_conversation, conversation_id)
-
-    async def add_items(
-        self, conversation_id: str, items: Sequence[Json], now: float | None = None
-    ) -> list[AddedItem]:
-        """Add items to a conversation. Each keeps its id where it has one that no other item of the conversation has."""
-        return await self._database.write(replies.add_items, conversation_id, items, _now(now))
-
-    async def delete_item(self, conversation_id: str, item_id: str, now: float | None = None) -> None:
-        """Delete an item that a client added, or stop showing one of a turn."""
-        await self._database.write(replies.delete_item, conversation_id, item_id, _now(now))
-
-    async def find_exchange(self, key_name: str, prompt: str, response: str) -> str | None:
-        """Return the newest turn that answered ``response`` to a last user text ``prompt`` (CLaaS's feedback body)."""
-        return await self._database.read(proxy.find_exchange, key_name, prompt, response)
-
-    async def turns_answering(self, key_name: str, response: str) -> list[tuple[str, float, list[Json]]]:
-        """Return the newest turns of a key that answered ``response``: id, time, messages of the prompt."""
-        return await self._database.read(proxy.turns_answering, key_name, response)
-
-    async def feedback_keys(self, prefix: str) -> list[tuple[str, str]]:
-        """Return idempotency key and turn of the feedback whose key begins so, oldest first."""
-        return await self._database.read(proxy.feedback_keys, prefix)
-
-    async def add_feedback(self, feedback: Feedback) -> bool:
-        """Store explicit feedback; a turn that waited for an answer (or had none) is up for scoring.
-
-        Returns:
-            False when this idempotency key is known already; nothing changed.
-        """
-        return await self._database.write(proxy.add_feedback, feedback)
+    forget_segments = _write(journal.forget_segments)
+    has_feedback = _read(journal.has_feedback)
+    known_turns = _read(proxy.known_turns)
+    tips_for = _read(proxy.tips_for)
+    session_tip = _read(proxy.session_tip)
+    recollect = _read(stories.recollect)
+    find_turn = _read(proxy.find_turn)
+    recorded_turn = _read(replies.recorded_turn)
+    conversation_turns = _read(replies.conversation_turns)
+    hide_turn = _write(replies.hide_turn)
+    list_completions = _read(stored.list_completions)
+    stored_completion = _read(stored.find_completion)
+    set_completion_metadata = _write(stored.set_metadata)
+    delete_completion = _write(stored.delete)
+    turns_to_forget = _read(stored.turns_to_forget)
+    add_conversation = _write(replies.add_conversation)
+    conversation = _read(replies.conversation)
+    update_conversation = _write(replies.update_conversation)
+    delete_conversation = _write(replies.delete_conversation)
+    add_items = _write(replies.add_items)
+    delete_item = _write(replies.delete_item)
+    find_exchange = _read(proxy.find_exchange)
+    turns_answering = _read(proxy.turns_answering)
+    feedback_keys = _read(proxy.feedback_keys)
+    add_feedback = _write(proxy.add_feedback)
 
     async def heartbeat(self, beat: Heartbeat) -> None:
-        """Say that a process lives and what it does; its row is its own."""
+        """Say that a process lives and what it does; its row is its own. It ends no wait of a `change_notice`."""
         await self._database.write_unnoticed(proxy.heartbeat, beat)
 
-    async def write_gpu_lease(self, lease: GpuLease) -> None:
-        """Store what one side of a shared GPU requests or grants."""
-        await self._database.write(proxy.write_gpu_lease, lease)
-
-    async def gpu_lease(self, role: GpuRole) -> GpuLease | None:
-        """Return what that side wrote last, or None."""
-        return await self._database.read(proxy.gpu_lease, role)
-
-    async def beat_of(self, process: str) -> Heartbeat | None:
-        """Return the newest heartbeat of a process, or None."""
-        return await self._database.read(proxy.beat_of, process)
-
+    write_gpu_lease = _write(proxy.write_gpu_lease)
+    gpu_lease = _read(proxy.gpu_lease)
+    beat_of = _read(proxy.beat_of)
     # ----------------------------------------------------------------- scorer
 
-    async def answered(self, limit: int, *, exclude: Iterable[str] = ()) -> list[AnsweredTurn]:
-        """Return turns that wait for a verdict, oldest first."""
-        return await self._database.read(scorer.answered, limit, exclude=exclude)
-
-    async def answered_turns(self, turn_ids: Sequence[str]) -> list[AnsweredTurn]:
-        """Return these turns with all that followed them, whatever their stage."""
-        return await self._database.read(scorer.answered_turns, turn_ids)
-
-    async def add_verdict(
-        self, verdict: Verdict, *, drop: DropReason | None = None, most_per_hour: int = 0
-    ) -> None:
-        """Store a verdict and move its turn to scored, or with ``drop`` to dropped.
-
-        A turn that is not waiting any more (forgotten, scored by another worker) keeps its stage; the verdict stays in
-        the record all the same.
-
-        Args:
-            most_per_hour: verdicts of one key within an hour that may train; a turn beyond them is dropped. 0: no limit.
-        """
-        await self._database.write(scorer.add_verdict, verdict, drop=drop, most_per_hour=most_per_hour)
-
+    answered = _read(scorer.answered)
+    answered_turns = _read(scorer.answered_turns)
+    add_verdict = _write(scorer.add_verdict)
     # ---------------------------------------------------------------- trainer
 
-    async def waiting(
-        self, *, wishes: bool = True, sources: Sequence[str] | None = None
-    ) -> dict[str, Waiting]:
-        """Return what waits to be trained, by policy; see `store.queries.trainer.waiting`."""
-        return await self._database.read(trainer.waiting, wishes=wishes, sources=sources)
-
-    async def accepted_turns(self, policy: str, limit: int) -> list[ScoredTurn]:
-        """Return replies that were served with wishes in their prompt and drew no complaint, the newest first."""
-        return await self._database.read(trainer.accepted_turns, policy, limit)
-
-    async def count_accepted(self, policy: str) -> int:
-        """Return how many `accepted_turns` there are."""
-        return await self._database.read(trainer.count_accepted, policy)
-
-    async def claim(
-        self, policy: str, limit: int, *, worker: str, lease_s: float, now: float | None = None
-    ) -> list[ScoredTurn]:
-        """Take up to ``limit`` scored turns for ``worker`` until the lease runs out: the oldest first, thanks last."""
-        return await self._database.write(
-            trainer.claim, policy, limit, worker=worker, lease_s=lease_s, now=_now(now)
-        )
-
-    async def renew(self, worker: str, lease_s: float, now: float | None = None) -> int:
-        """Keep a worker's claims for another ``lease_s`` seconds; returns how many it still holds."""
-        return await self._database.write(trainer.renew, worker, lease_s, _now(now))
-
-    async def release(self, turn_ids: Sequence[str], now: float | None = None, *, worker: str) -> int:
-        """Give back those of these turns that ``worker`` holds, as a step that failed does; returns how many."""
-        return await self._database.write(trainer.release, turn_ids, _now(now), worker=worker)
-
-    async def release_expired(self, now: float | None = None) -> int:
-        """Give back the claims of workers that died: their leases ran out."""
-        return await self._database.write(trainer.release_expired, _now(now))
-
-    async def drop(
-        self,
-        turn_ids: Sequence[str],
-        reason: DropReason,
-        now: float | None = None,
-        *,
-        worker: str,
-        detail: str = "",
-    ) -> int:
-        """End the life of those of these turns that ``worker`` holds: they cannot train.
-
-        Args:
-            detail: the reason in words.
-
-        Returns:
-            How many there were.
-        """
-        return await self._database.write(trainer.drop, turn_ids, reason, _now(now), detail, worker=worker)
-
-    async def next_version(self, policy: str) -> int:
-        """Return a version number no adapter of this policy ever had, rejected ones included."""
-        return await self._database.read(trainer.next_version, policy)
-
-    async def publish(
-        self,
-        adapter: AdapterVersion,
-        turn_ids: Sequence[str],
-        step: StepReport,
-        *,
-        worker: str,
-        actor: str = "trainer",
-        canary_share: float = 0.0,
-        live: int | None = None,
-    ) -> None:
-        """Publish a version, move the alias to it and mark its turns trained: one transaction, all or nothing.
-
-        Args:
-            canary_share: above 0 the alias stays, and the version serves this share of the new conversations first.
-            live: the version that was live when the attempt began; None: its parent.
-
-        Raises:
-            ClaimLost: ``worker`` does not hold one of the turns any more (its lease ran out): nothing is written, so that no
-                turn is ever trained twice.
-            AliasMoved: another version is live by now (a rollback came between): nothing is written.
-        """
-        await self._database.write(
-            trainer.publish,
-            adapter,
-            turn_ids,
-            step,
-            worker=worker,
-            actor=actor,
-            canary_share=canary_share,
-            live=live,
-        )
-
-    async def canary_releases(
-        self, policy: str | None = None, *, stages: Collection[ReleaseStage] | None = None
-    ) -> list[CanaryRelease]:
-        """Return the canary releases (of one policy, at some stages), oldest first."""
-        return await self._database.read(canary.releases, policy=policy, stages=stages)
-
-    async def routes(self) -> tuple[dict[str, AliasMove], list[CanaryRelease]]:
-        """Return what is live, and the canary releases that run, as of one moment."""
-        return await self._database.read(canary.routes)
-
-    async def settle_release(
-        self,
-        release: CanaryRelease,
-        stage: ReleaseStage,
-        *,
-        numbers: Json,
-        reason: str,
-        now: float | None = None,
-    ) -> bool:
-        """Move a canary release to its next stage, and the alias with it; False, with nothing written, when it has moved meanwhile."""
-        return await self._database.write(
-            canary.settle, release, stage, numbers=numbers, reason=reason, now=_now(now)
-        )
-
-    async def served_turns(self, policy: str, versions: Sequence[int], since: float) -> list[ServedTurn]:
-        """Return the main turns of these versions in conversations that began at ``since`` or later, oldest first."""
-        return await self._database.read(canary.served_turns, policy, versions, since)
-
-    async def conversations_before(self, policy: str, at: float) -> list[tuple[str, str | None, str, str]]:
-        """Return (key name, user, session id, first user text) of the conversations that began in the day before ``at``."""
-        return await self._database.read(canary.conversations_before, policy, at)
-
-    async def active_keys(self, policy: str, since: float) -> int:
-        """Return how many keys sent main turns to a policy since then."""
-        return await self._database.read(canary.active_keys, policy, since)
-
-    async def reject(
-        self,
-        adapter: AdapterVersion,
-        step: StepReport,
-        *,
-        worker: str,
-        release: Sequence[str] = (),
-        drop: Sequence[str] = (),
-    ) -> None:
-        """Record a version the gate refused; those of its turns that ``worker`` holds go back or, when they caused it twice, out."""
-        await self._database.write(trainer.reject, adapter, step, worker=worker, release=release, drop=drop)
-
-    async def write_step(self, step: StepReport) -> None:
-        """Store (or complete) the report of a step that published nothing."""
-        await self._database.write(trainer.write_step, step)
-
-    async def steps(self, policy: str, limit: int = 1000) -> list[StepReport]:
-        """Return the newest steps, newest first."""
-        return await self._database.read(trainer.steps, policy, limit)
-
-    async def mark_pruned(self, policy: str, versions: Sequence[int]) -> None:
-        """The files of these versions are gone by the retention policy; their rows stay."""
-        await self._database.write(trainer.mark_pruned, policy, versions)
-
-    async def trained_turns(
-        self, policy: str, *, version: int | None = None, limit: int = 1000
-    ) -> list[ScoredTurn]:
-        """Return turns that were trained (in ``version``), newest first."""
-        return await self._database.read(trainer.trained_turns, policy, version=version, limit=limit)
-
-    async def scored_turns(self, turn_ids: Sequence[str]) -> list[ScoredTurn]:
-        """Return these turns with their newest verdicts, those that are still in the record, in the given order."""
-        return await self._database.read(trainer.scored_turns, turn_ids)
-
-    async def recent_verdicts(self, policy: str, limit: int) -> list[RecentVerdict]:
-        """Return the newest verdicts of a policy's settled (trained or dropped) turns, oldest first: the baseline's window."""
-        return await self._database.read(trainer.recent_verdicts, policy, limit)
-
+    waiting = _read(trainer.waiting)
+    accepted_turns = _read(trainer.accepted_turns)
+    count_accepted = _read(trainer.count_accepted)
+    claim = _write(trainer.claim)
+    renew = _write(trainer.renew)
+    release = _write(trainer.release)
+    release_expired = _write(trainer.release_expired)
+    drop = _write(trainer.drop)
+    next_version = _read(trainer.next_version)
+    publish = _write(trainer.publish)
+    canary_releases = _read(canary.releases)
+    routes = _read(canary.routes)
+    settle_release = _write(canary.settle)
+    served_turns = _read(canary.served_turns)
+    conversations_before = _read(canary.conversations_before)
+    active_keys = _read(canary.active_keys)
+    reject = _write(trainer.reject)
+    write_step = _write(trainer.write_step)
+    steps = _read(trainer.steps)
+    mark_pruned = _write(trainer.mark_pruned)
+    trained_turns = _read(trainer.trained_turns)
+    scored_turns = _read(trainer.scored_turns)
+    recent_verdicts = _read(trainer.recent_verdicts)
     # ----------------------------------------------------------------- person
 
-    async def status(self, *, policy: str | None = None, key_name: str | None = None) -> RecordStatus:
-        """Return the counts and states that `status` shows.
-
-        Args:
-            policy: count only turns, versions and steps of this policy.
-            key_name: count only turns of this key, and leave out the processes.
-        """
-        return await self._database.read(person.status, policy=policy, key_name=key_name)
-
-    async def heartbeats(self) -> tuple[Heartbeat, ...]:
-        """Return the newest heartbeat of each process."""
-        return await self._database.read(person.heartbeats)
-
-    async def learning_metrics(self) -> LearningMetrics:
-        """Return what `/metrics` reads of learning."""
-        return await self._database.read(metrics.learning_metrics)
-
-    async def verdicts_after(self, verdict_id: int | None, limit: int = 500) -> list[GivenVerdict]:
-        """Return up to ``limit`` verdicts behind one, oldest first; of None: the newest one alone."""
-        return await self._database.read(metrics.verdicts_after, verdict_id, limit)
-
-    async def steps_finished_after(self, finished_at: float, limit: int = 50) -> list[StepReport]:
-        """Return up to ``limit`` steps that ended after a time (Unix time, seconds), the first to end first."""
-        return await self._database.read(metrics.steps_finished_after, finished_at, limit)
-
-    async def client_traffic(self, window: int) -> list[ClientTraffic]:
-        """Return the clients of the newest ``window`` turns and what became of their turns, the busiest first."""
-        return await self._database.read(person.client_traffic, window)
-
-    async def aliases(self) -> dict[str, AliasMove]:
-        """Return the live version of every policy that ever had one."""
-        return await self._database.read(common.aliases)
+    status = _read(person.status)
+    heartbeats = _read(person.heartbeats)
+    learning_metrics = _read(metrics.learning_metrics)
+    verdicts_after = _read(metrics.verdicts_after)
+    steps_finished_after = _read(metrics.steps_finished_after)
+    client_traffic = _read(person.client_traffic)
+    aliases = _read(common.aliases)
 
     async def live_version(self, policy: str) -> int:
         move = (await self.aliases()).get(policy)
         return BASE_VERSION if move is None else move.version
 
-    async def alias_moves(self, policy: str) -> list[AliasMove]:
-        """Return where the alias pointed over time, oldest first."""
-        return await self._database.read(person.alias_moves, policy)
-
-    async def adapter(self, policy: str, version: int) -> AdapterVersion | None:
-        """Return one version of a policy, published or not."""
-        return await self._database.read(common.adapter, policy, version)
-
-    async def adapters(self, policy: str) -> list[AdapterVersion]:
-        """Return every version of a policy, oldest first, rejected ones included."""
-        return await self._database.read(person.adapters, policy)
-
-    async def rollback(
-        self, policy: str, version: int, *, actor: str = "rollback", now: float | None = None
-    ) -> None:
-        """Point the alias back (or forward) to a version that once passed the gate; 0 is the bare base model.
-
-        Raises:
-            RecordError: there is no such version, it never passed the gate, or its files are gone.
-        """
-        await self._database.write(person.rollback, policy, version, actor=actor, now=_now(now))
-
-    async def readmit(self, policy: str, version: int, *, reason: str) -> None:
-        """Let a refused version serve again; see `store.integrity.readmit_version`."""
-        await self._database.write(person.readmit, policy, version, reason=reason)
-
-    async def refuse(
-        self,
-        policy: str,
-        version: int,
-        *,
-        reason: str,
-        ancestor: int,
-        actor: str,
-        now: float | None = None,
-    ) -> int:
-        """Mark a version that must not serve; where it is live, point the alias to ``ancestor``. Returns the live version."""
-        return await self._database.write(
-            person.refuse, policy, version, reason=reason, ancestor=ancestor, actor=actor, now=_now(now)
-        )
-
-    async def activity(self, now: float | None = None) -> Activity:
-        """Return what the gateways do now, and when a person last asked to train."""
-        return await self._database.read(trainer.activity, _now(now))
-
-    async def ask_to_train(self, now: float | None = None) -> None:
-        """Let what is scored by now be trained, whatever the schedule and the size of a batch."""
-        await self._database.write(trainer.ask_to_train, _now(now))
-
-    async def set_paused(self, paused: bool, now: float | None = None, *, policy: str | None = None) -> None:
-        """Pause or resume the training of one policy; None: of all. What is recorded and scored meanwhile waits."""
-        await self._database.write(person.set_paused, paused, _now(now), policy)
-
-    async def is_paused(self, policy: str | None = None) -> bool:
-        """Whether training is paused, of this policy or of all."""
-        return await self._database.read(person.is_paused, policy)
-
-    async def paused_policies(self) -> list[str]:
-        """Return the policies that are paused one by one."""
-        return await self._database.read(person.paused_policies)
-
-    async def lora_names(self) -> dict[str, dict[str, str]]:
-        """Return the policies by the names that clients gave them, by key (CLaaS's `lora_id`)."""
-        return await self._database.read(person.lora_names)
-
-    async def bind_lora(self, key_name: str, name: str, policy: str, *, most: int) -> bool:
-        """Bind a name of a key to a policy; False, with nothing written, when the key has ``most`` names."""
-        return await self._database.write(person.bind_lora, key_name, name, policy, most, _now(None))
-
-    async def unbind_lora(self, key_name: str, name: str) -> str | None:
-        """Remove a name of a key; returns the policy that it meant, or None."""
-        return await self._database.write(person.unbind_lora, key_name, name, _now(None))
-
-    async def feedback_turns(self, feedback_ids: Sequence[str]) -> list[str]:
-        """Return the turns that recorded feedback is about, in the order of its ids."""
-        return await self._database.read(proxy.feedback_turns, feedback_ids)
-
-    async def try_version(self, policy: str, version: int, *, share: float, now: float | None = None) -> None:
-        """Begin a canary release: a published version serves a share of the new conversations.
-
-        Raises:
-            RecordError: there is no such version, it cannot serve, or it is live.
-        """
-        await self._database.write(person.try_version, policy, version, share, _now(now))
-
-    async def pins(self, policy: str) -> list[int]:
-        """Return the versions of a policy whose files stay whatever their number or size is."""
-        return await self._database.read(person.pins, policy)
-
-    async def pin(self, policy: str, version: int, *, stays: bool, now: float | None = None) -> None:
-        """Pin or unpin a version.
-
-        Raises:
-            RecordError: there is no such version, or its files are gone.
-        """
-        await self._database.write(person.pin, policy, version, stays=stays, now=_now(now))
-
-    async def wishes(self, policy: str | None = None) -> tuple[Wish, ...]:
-        """Return the wishes of a policy, or of all, the oldest first, whatever their state."""
-        return await self._database.read(wishes.wishes, policy)
-
-    async def wishes_since(
-        self, known: WishesSeen | None
-    ) -> tuple[WishesSeen, dict[str, tuple[str, ...]] | None]:
-        """Return the wordings in the prompt of each policy (`store.wish_states.in_prompt`), where any changed since ``known``.
-
-        Returns:
-            (what to ask with next time, the wordings; None: nothing changed).
-        """
-        return await self._database.read(wishes.prompt_texts_since, known)
+    alias_moves = _read(person.alias_moves)
+    adapter = _read(common.adapter)
+    adapters = _read(person.adapters)
+    rollback = _write(person.rollback)
+    readmit = _write(person.readmit)
+    refuse = _write(person.refuse)
+    activity = _read(trainer.activity)
+    ask_to_train = _write(trainer.ask_to_train)
+    set_paused = _write(person.set_paused)
+    is_paused = _read(person.is_paused)
+    paused_policies = _read(person.paused_policies)
+    lora_names = _read(person.lora_names)
+    bind_lora = _write(person.bind_lora)
+    unbind_lora = _write(person.unbind_lora)
+    feedback_turns = _read(proxy.feedback_turns)
+    try_version = _write(person.try_version)
+    pins = _read(person.pins)
+    pin = _write(person.pin)
+    wishes = _read(wish_list.wishes)
+    wishes_since = _read(wish_list.prompt_texts_since)
 
     async def adds_wishes(self) -> bool:
         """Whether the gateway adds wishes to prompts, as it said last."""
         beat = await self.beat_of(gateway_name(1))
         return beat is None or bool((beat.detail.get("wishes") or {}).get("is_on", True))
 
-    async def change_wish(
-        self,
-        wish_id: int,
-        *,
-        state: WishState | None = None,
-        text: str | None = None,
-        measures: Json | None = None,
-        now: float | None = None,
-    ) -> Wish:
-        """Change what is given of a wish, and return it. ``text`` is the owner's; the measures of the earlier wording go with it.
-
-        Raises:
-            RecordError: there is no such wish, or the text is empty.
-        """
-        return await self._database.write(
-            wishes.change_wish, wish_id, state=state, text=text, measures=measures, now=_now(now)
-        )
-
-    async def merge_wishes(self, into: int, others: Sequence[int]) -> None:
-        """Move the statements of other wishes to one of the same policy, and delete the others.
-
-        Raises:
-            RecordError: one of them is not there, or of another policy.
-        """
-        await self._database.write(wishes.merge_wishes, into, others)
-
-    async def unused_complaints(self, policy: str, since: float) -> list[UnusedComplaint]:
-        """Return the complaints that were dropped since then because they have nothing to teach, newest first."""
-        return await self._database.read(person.unused_complaints, policy, since)
-
-    async def story(self, reference: str) -> Json | None:
-        """Return everything recorded about one turn, named by its id, the end of it, or its completion id; None: no such turn."""
-        return await self._database.read(story.story, reference)
-
-    async def fates(self, turn_ids: Sequence[str]) -> dict[str, TurnFate]:
-        """Return where these turns stand in life."""
-        return await self._database.read(person.fates, turn_ids)
-
-    async def turn_progress(self, key_name: str, turn_id: str) -> TurnProgress | None:
-        """Return how far a turn of this key has come on its way into the live version; None: it is not recorded."""
-        return await self._database.read(person.turn_progress, key_name, turn_id)
-
-    async def trajectories(
-        self,
-        *,
-        session_id: str | None = None,
-        stage: Stage | None = None,
-        after: tuple[float, str] | None = None,
-        limit: int = 1000,
-        newest_first: bool = False,
-    ) -> list[Json]:
-        """Return rows of the view ``trajectories`` as JSON values (lists and messages parsed).
-
-        Args:
-            after: (created_at, turn_id) of the last row seen, to page through everything in order.
-        """
-        return await self._database.read(
-            person.trajectories,
-            session_id=session_id,
-            stage=stage,
-            after=after,
-            limit=limit,
-            newest_first=newest_first,
-        )
+    change_wish = _write(wish_list.change_wish)
+    merge_wishes = _write(wish_list.merge_wishes)
+    unused_complaints = _read(person.unused_complaints)
+    story = _read(stories.story)
+    fates = _read(person.fates)
+    turn_progress = _read(person.turn_progress)
+    trajectories = _read(person.trajectories)
 
     async def all_turns(self, batch: int = 500) -> AsyncIterator[Json]:
         """Yield every row of ``trajectories``, oldest first, without holding a transaction open between pages."""
@@ -706,89 +263,30 @@ class Record:
                 yield row
             after = (rows[-1]["created_at"], rows[-1]["turn_id"])
 
-    async def judgements(self, turn_ids: Sequence[str]) -> dict[str, Json]:
-        """Return, by turn, every verdict with its detail, explicit feedback, and why it was dropped."""
-        return await self._database.read(person.judgements, turn_ids)
-
+    judgements = _read(person.judgements)
     # -------------------------------------------------------------- dashboard
 
-    async def judged_turns(self, policy: str, limit: int, key_name: str | None = None) -> list[JudgedTurn]:
-        """Return the newest judged turns of a policy, oldest first; see `store.queries.dashboard`."""
-        return await self._database.read(dashboard.judged_turns, policy, limit, key_name)
-
-    async def conversations(
-        self, limit: int, before: float | None = None, key_name: str | None = None
-    ) -> list[ConversationRow]:
-        """Return the sessions of the newest ``limit`` turns, newest first; see `store.queries.dashboard`."""
-        return await self._database.read(dashboard.conversations, limit, before, key_name)
-
-    async def session_turns(self, session_id: str, limit: int, key_name: str | None = None) -> list[Json]:
-        """Return the newest turns of one session, oldest first; see `store.queries.dashboard`."""
-        return await self._database.read(dashboard.session_turns, session_id, limit, key_name)
-
-    async def dropped_turns(
-        self, policy: str, limit: int, *, before: float | None = None, key_name: str | None = None
-    ) -> list[DroppedTurn]:
-        """Return the newest main turns of a policy that were dropped, newest first."""
-        return await self._database.read(
-            dashboard.dropped_turns, policy, limit, before=before, key_name=key_name
-        )
-
-    async def step_page(self, policy: str, page: int, per_page: int) -> tuple[int, int, list[StepReport]]:
-        """Return how many steps a policy has, the number of the page (clamped), and its steps, newest first."""
-        return await self._database.read(dashboard.step_page, policy, page, per_page)
-
-    async def step_samples(
-        self, steps: Sequence[StepReport], key_name: str | None = None
-    ) -> dict[str, list[Json]]:
-        """Return the first turns of each step's batch, by step id, each with its reply, what followed, and its verdict."""
-        return await self._database.read(dashboard.step_samples, steps, key_name)
-
-    async def version_samples(
-        self, policy: str, version: int, limit: int, key_name: str | None = None
-    ) -> tuple[list[Json], int, int]:
-        """Return the first turns that were trained into a version, as `step_samples` does, the number of all of the key, and of the others."""
-        return await self._database.read(dashboard.version_samples, policy, version, limit, key_name)
-
-    async def turn_tokens(self, turn_id: str) -> tuple[list[int], list[float]]:
-        """Return the token ids of a reply and their log-probabilities; empty where there are none."""
-        return await self._database.read(dashboard.turn_tokens, turn_id)
-
-    async def key_of_turn(self, turn_id: str) -> str | None:
-        """Return the name of the key that a turn came with; None: there is no such turn."""
-        return await self._database.read(dashboard.key_of_turn, turn_id)
-
-    async def find_closure(self, selection: Selection, *, with_replies: bool = True) -> Closure:
-        """Return what `forget` would remove. Raises: RecordError: the selection names no turn."""
-        return await self._database.read(closures.find_closure, selection, with_replies=with_replies)
-
-    async def forget(
-        self, selection: Selection, *, with_replies: bool = True, key: bytes, now: float | None = None
-    ) -> Forgotten:
-        """Delete the selected turns and what belongs to them; see `store.queries.forget`. `scrub` afterwards.
-
-        Raises:
-            RecordError: the selection names no turn.
-        """
-        return await self._database.write(
-            forget.forget, selection, with_replies=with_replies, key=key, now=_now(now)
-        )
+    judged_turns = _read(dashboard.judged_turns)
+    conversations = _read(dashboard.conversations)
+    session_turns = _read(dashboard.session_turns)
+    dropped_turns = _read(dashboard.dropped_turns)
+    step_page = _read(dashboard.step_page)
+    step_samples = _read(dashboard.step_samples)
+    version_samples = _read(dashboard.version_samples)
+    turn_tokens = _read(dashboard.turn_tokens)
+    key_of_turn = _read(dashboard.key_of_turn)
+    find_closure = _read(closures.find_closure)
+    forget = _write(forgetting.forget)
 
     async def scrub(self) -> None:
         """Write the database's file anew, so that no free page holds what was deleted. Raises: RecordUnavailable."""
         await self._database.scrub()
 
-    async def found_again(self, turn_ids: Sequence[str], messages: Sequence[str], key: bytes) -> list[str]:
-        """Return one sentence for each forgotten turn or message that the record holds again."""
-        return await self._database.read(forget.found_again, turn_ids, messages, key)
+    found_again = _read(forgetting.found_again)
 
     async def verify(self) -> list[str]:
         """Re-hash and cross-check the record; one sentence for each thing wrong, none when all is well."""
         return await self._database.read(verify)
-
-
-def _now(now: float | None) -> float:
-    return time.time() if now is None else now
 
 
 def _revision(connection: sa.Connection) -> str | None:

@@ -12,7 +12,7 @@ from store import schema
 from store.database import upsert
 from store.hashing import exact_json
 from store.queries.alias import move_alias
-from store.queries.common import aliases, chain_messages, lock_aliases, read_object
+from store.queries.common import aliases, chain_messages, lock_aliases, moment, read_object
 from store.texts import first_user_text
 from store.values import (
     BASE_VERSION,
@@ -67,9 +67,9 @@ def supersede(
 
 
 def releases(
-    connection: sa.Connection, *, policy: str | None = None, stages: Collection[ReleaseStage] | None = None
+    connection: sa.Connection, policy: str | None = None, *, stages: Collection[ReleaseStage] | None = None
 ) -> list[CanaryRelease]:
-    """Return the releases, oldest first."""
+    """Return the canary releases (of one policy, at some stages), oldest first."""
     c = schema.canary_releases.c
     query = sa.select(schema.canary_releases).order_by(c.started_at, c.policy, c.version)
     if policy is not None:
@@ -80,7 +80,7 @@ def releases(
 
 
 def routes(connection: sa.Connection) -> tuple[dict[str, AliasMove], list[CanaryRelease]]:
-    """Return what is live, and the releases that run, as of one moment."""
+    """Return what is live, and the canary releases that run, as of one moment."""
     return aliases(connection), releases(connection, stages=(ReleaseStage.RUNNING,))
 
 
@@ -91,7 +91,7 @@ def settle(
     *,
     numbers: Json,
     reason: str,
-    now: float,
+    now: float | None = None,
 ) -> bool:
     """Move a release to its next stage, and the alias with it: compare-and-set.
 
@@ -101,6 +101,7 @@ def settle(
     Returns:
         False, with nothing written, when the release is at another stage by now, or when what is live is not what the release says.
     """
+    now = moment(now)
     lock_aliases(connection)
     live_move = aliases(connection).get(release.policy)
     live = live_move.version if live_move is not None else BASE_VERSION

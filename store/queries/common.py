@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,12 @@ from store.values import (
     WishReading,
     WishScope,
 )
+
+
+def moment(now: float | None) -> float:
+    """Return a given time, or the present one (Unix time, seconds)."""
+    return time.time() if now is None else now
+
 
 # ---- the life of a turn
 

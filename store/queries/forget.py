@@ -21,7 +21,7 @@ from store.lifecycle import DropReason, Event, Stage
 from store.queries import canary
 from store.queries.alias import move_alias
 from store.queries.closure import find_closure, pattern_of
-from store.queries.common import lock_aliases, move, prompt_ids, read_list
+from store.queries.common import lock_aliases, moment, move, prompt_ids, read_list
 from store.queries.wishes import answered_with, settle_wishes, wishes_stated_in
 from store.values import AdapterState, Closure, Forgotten, Selection, StepRole
 
@@ -45,7 +45,12 @@ _ABOUT_TURNS = (
 
 
 def forget(
-    connection: sa.Connection, selection: Selection, *, with_replies: bool, key: bytes, now: float
+    connection: sa.Connection,
+    selection: Selection,
+    *,
+    with_replies: bool = True,
+    key: bytes,
+    now: float | None = None,
 ) -> Forgotten:
     """Delete the selected turns and everything that holds their words or was made from them.
 
@@ -56,6 +61,7 @@ def forget(
     Raises:
         RecordError: the selection names no turn.
     """
+    now = moment(now)
     if connection.dialect.name == "sqlite":
         connection.execute(sa.text("PRAGMA secure_delete=ON"))
     closure = find_closure(connection, selection, with_replies=with_replies)
@@ -286,7 +292,7 @@ def forgotten_among(connection: sa.Connection, turn_ids: Collection[str]) -> set
 
 
 def found_again(
-    connection: sa.Connection, turn_ids: Collection[str], messages: Collection[str], key: bytes
+    connection: sa.Connection, turn_ids: Sequence[str], messages: Sequence[str], key: bytes
 ) -> list[str]:
     """Return one sentence for each removed turn or message that the record holds again.
 

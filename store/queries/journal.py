@@ -43,7 +43,7 @@ def record_batch(
 
 
 def journal_offsets(connection: sa.Connection) -> dict[str, int]:
-    """Return how far each segment is recorded, by name."""
+    """Return how far each segment of the journal is recorded, in bytes, by name."""
     c = schema.journal_offsets.c
     return {row.segment: row.recorded for row in connection.execute(sa.select(c.segment, c.recorded))}
 

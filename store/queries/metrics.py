@@ -44,7 +44,7 @@ def learning_metrics(connection: sa.Connection) -> LearningMetrics:
     )
 
 
-def verdicts_after(connection: sa.Connection, verdict_id: int | None, limit: int) -> list[GivenVerdict]:
+def verdicts_after(connection: sa.Connection, verdict_id: int | None, limit: int = 500) -> list[GivenVerdict]:
     """Return up to ``limit`` verdicts behind one, oldest first; of None: the newest one alone."""
     v, t = schema.verdicts.c, schema.turns.c
     query = sa.select(
@@ -57,7 +57,7 @@ def verdicts_after(connection: sa.Connection, verdict_id: int | None, limit: int
     return [GivenVerdict(**row._mapping) for row in connection.execute(query)]
 
 
-def steps_finished_after(connection: sa.Connection, finished_at: float, limit: int) -> list[StepReport]:
+def steps_finished_after(connection: sa.Connection, finished_at: float, limit: int = 50) -> list[StepReport]:
     """Return up to ``limit`` steps that ended after a time (Unix time, seconds), the first to end first."""
     s = schema.steps.c
     rows = connection.execute(

@@ -23,6 +23,7 @@ from store.queries.common import (
     control,
     heartbeat_of,
     lock_aliases,
+    moment,
     own_turns,
     set_control,
     step_of,
@@ -156,13 +157,14 @@ def _traffic(client: str, rows: Sequence[Any]) -> ClientTraffic:
 
 
 def rollback(
-    connection: sa.Connection, policy: str, version: int, *, actor: str = "rollback", now: float
+    connection: sa.Connection, policy: str, version: int, *, actor: str = "rollback", now: float | None = None
 ) -> None:
     """Point the alias back (or forward) to a version that once passed the gate; 0 is the bare base model.
 
     Raises:
         RecordError: there is no such version, it never passed the gate, or its files are gone.
     """
+    now = moment(now)
     if version != BASE_VERSION:
         _servable(connection, policy, version)
     lock_aliases(connection)
@@ -171,7 +173,7 @@ def rollback(
 
 
 def readmit(connection: sa.Connection, policy: str, version: int, *, reason: str) -> None:
-    """Let a refused version serve again."""
+    """Let a refused version serve again; see `store.integrity.readmit_version`."""
     c = schema.adapters.c
     connection.execute(
         sa.update(schema.adapters)
@@ -188,9 +190,10 @@ def refuse(
     reason: str,
     ancestor: int,
     actor: str,
-    now: float,
+    now: float | None = None,
 ) -> int:
     """Mark a version that must not serve; where it is live, point the alias to ``ancestor``. Returns the live version."""
+    now = moment(now)
     lock_aliases(connection)
     c = schema.adapters.c
     connection.execute(
@@ -213,8 +216,11 @@ def refuse(
     return ancestor
 
 
-def set_paused(connection: sa.Connection, paused: bool, now: float, policy: str | None = None) -> None:
+def set_paused(
+    connection: sa.Connection, paused: bool, now: float | None = None, *, policy: str | None = None
+) -> None:
     """Pause or resume the training of one policy; None: of all. What is recorded and scored meanwhile waits."""
+    now = moment(now)
     if policy is None:
         set_control(connection, "training", "paused" if paused else "running", now)
     else:
@@ -239,34 +245,35 @@ def lora_names(connection: sa.Connection) -> dict[str, dict[str, str]]:
     return found
 
 
-def bind_lora(
-    connection: sa.Connection, key_name: str, name: str, policy: str, most: int, now: float
-) -> bool:
+def bind_lora(connection: sa.Connection, key_name: str, name: str, policy: str, *, most: int) -> bool:
     """Bind a name of a key to a policy; False, with nothing written, when the key has ``most`` names."""
     every = lora_names(connection)
     mine = every.setdefault(key_name, {})
     if name not in mine and len(mine) >= most:
         return False
     mine[name] = policy
-    set_control(connection, "lora_names", json.dumps(every), now)
+    set_control(connection, "lora_names", json.dumps(every), moment(None))
     return True
 
 
-def unbind_lora(connection: sa.Connection, key_name: str, name: str, now: float) -> str | None:
+def unbind_lora(connection: sa.Connection, key_name: str, name: str) -> str | None:
     """Remove a name of a key; returns the policy that it meant, or None."""
     every = lora_names(connection)
     policy = every.get(key_name, {}).pop(name, None)
     if policy is not None:
-        set_control(connection, "lora_names", json.dumps(every), now)
+        set_control(connection, "lora_names", json.dumps(every), moment(None))
     return policy
 
 
-def try_version(connection: sa.Connection, policy: str, version: int, share: float, now: float) -> None:
+def try_version(
+    connection: sa.Connection, policy: str, version: int, *, share: float, now: float | None = None
+) -> None:
     """Begin a canary release: a published version serves a share of the new conversations.
 
     Raises:
         RecordError: there is no such version, it cannot serve, or it is live.
     """
+    now = moment(now)
     found = _servable(connection, policy, version)
     lock_aliases(connection)
     move = aliases(connection).get(policy)
@@ -291,12 +298,15 @@ def pins(connection: sa.Connection, policy: str) -> list[int]:
     return found.get(policy, [])
 
 
-def pin(connection: sa.Connection, policy: str, version: int, *, stays: bool, now: float) -> None:
+def pin(
+    connection: sa.Connection, policy: str, version: int, *, stays: bool, now: float | None = None
+) -> None:
     """Pin or unpin a version.
 
     Raises:
         RecordError: there is no such version, or its files are gone.
     """
+    now = moment(now)
     found = adapter(connection, policy, version)
     if found is None:
         raise RecordError(f"{policy} has no version {version}")
@@ -309,6 +319,7 @@ def pin(connection: sa.Connection, policy: str, version: int, *, stays: bool, no
 
 
 def fates(connection: sa.Connection, turn_ids: Sequence[str]) -> dict[str, TurnFate]:
+    """Return where these turns stand in life."""
     lv = schema.turn_states.c
     rows = connection.execute(sa.select(schema.turn_states).where(lv.turn_id.in_(turn_ids)))
     return {
@@ -324,7 +335,7 @@ def fates(connection: sa.Connection, turn_ids: Sequence[str]) -> dict[str, TurnF
 
 
 def turn_progress(connection: sa.Connection, key_name: str, turn_id: str) -> TurnProgress | None:
-    """Return how far a turn has come; None: it is not recorded, or another key's."""
+    """Return how far a turn of this key has come on its way into the live version; None: it is not recorded."""
     t = schema.turns.c
     policy = connection.execute(
         sa.select(t.policy).where(t.turn_id == turn_id, t.key_name == key_name)

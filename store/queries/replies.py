@@ -15,7 +15,7 @@ from sqlalchemy.engine import Row
 from store import schema
 from store.database import insert_ignore
 from store.hashing import exact_json
-from store.queries.common import bodies, chain_messages, unindexed
+from store.queries.common import bodies, chain_messages, moment, unindexed
 from store.values import AddedItem, Conversation, Json, NewTurn, RecordedTurn
 
 _COLUMNS = (
@@ -42,7 +42,7 @@ def write_api_requests(connection: sa.Connection, turns: Sequence[NewTurn]) -> N
 
 
 def recorded_turn(connection: sa.Connection, key_name: str, turn_id: str) -> RecordedTurn | None:
-    """Return a turn of a key; without its API when its client deleted the response."""
+    """Return a turn that a client names; without its API when its response was deleted."""
     t = schema.turns.c
     row = connection.execute(_select().where(t.turn_id == turn_id, t.key_name == key_name)).one_or_none()
     return None if row is None else _recorded(connection, row, row.detail and json.loads(row.detail))
@@ -107,7 +107,7 @@ def _recorded(
 
 
 def add_conversation(
-    connection: sa.Connection, key_name: str, conversation: Conversation, items: Sequence[Json]
+    connection: sa.Connection, key_name: str, conversation: Conversation, items: Sequence[Json] = ()
 ) -> None:
     connection.execute(
         sa.insert(schema.conversations),
@@ -123,7 +123,7 @@ def add_conversation(
 
 
 def conversation(connection: sa.Connection, key_name: str, conversation_id: str) -> Conversation | None:
-    """Return a conversation of a key that was not deleted."""
+    """Return a conversation that a client created and did not delete."""
     c, i = schema.conversations.c, schema.conversation_items.c
     row = connection.execute(
         sa.select(schema.conversations).where(
@@ -165,9 +165,10 @@ def delete_conversation(connection: sa.Connection, conversation_id: str) -> None
 
 
 def add_items(
-    connection: sa.Connection, conversation_id: str, items: Sequence[Json], at: float
+    connection: sa.Connection, conversation_id: str, items: Sequence[Json], now: float | None = None
 ) -> list[AddedItem]:
     """Add items to a conversation. Each keeps its id where it has one that no other item of the conversation has."""
+    at = moment(now)
     i = schema.conversation_items
     taken = set(
         connection.execute(sa.select(i.c.item_id).where(i.c.conversation_id == conversation_id)).scalars()
@@ -194,8 +195,11 @@ def add_items(
     return added
 
 
-def delete_item(connection: sa.Connection, conversation_id: str, item_id: str, at: float) -> None:
+def delete_item(
+    connection: sa.Connection, conversation_id: str, item_id: str, now: float | None = None
+) -> None:
     """Delete an item that a client added, or stop showing one of a turn."""
+    at = moment(now)
     i = schema.conversation_items
     mine = (i.c.conversation_id == conversation_id) & (i.c.item_id == item_id)
     if not connection.execute(sa.delete(i).where(mine, i.c.item.is_not(None))).rowcount:

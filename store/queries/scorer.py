@@ -84,7 +84,10 @@ def _answered(connection: sa.Connection, row: Row[Any]) -> AnsweredTurn:
 def add_verdict(
     connection: sa.Connection, verdict: Verdict, *, drop: DropReason | None = None, most_per_hour: int = 0
 ) -> None:
-    """Store a verdict with its wish, and move its turn to scored, or with ``drop`` to dropped.
+    """Store a verdict and move its turn to scored, or with ``drop`` to dropped.
+
+    A turn that is not waiting any more (forgotten, scored by another worker) keeps its stage; the verdict stays in
+    the record all the same.
 
     Args:
         most_per_hour: verdicts of one key within an hour that may train; a turn beyond them is dropped. 0: no limit.

@@ -14,6 +14,7 @@ from sqlalchemy.engine import Row
 from store import schema
 from store.database import upsert
 from store.hashing import exact_json
+from store.queries.common import moment
 from store.queries.proxy import find_turn
 from store.queries.replies import recorded_turn
 from store.values import Json, RecordedTurn, StoredCompletion, StoredQuery, adapter_name
@@ -25,7 +26,7 @@ _BATCH = 200
 def list_completions(
     connection: sa.Connection, key_name: str, wanted: StoredQuery
 ) -> tuple[list[StoredCompletion], bool] | None:
-    """Return a page of a key's completions, and whether more follow; None: there is no completion ``after``."""
+    """Return a page of a key's chat completions, and whether more follow; None: there is no completion ``after``."""
     t = schema.turns.c
     place = sa.tuple_(t.created_at, t.turn_id)
     at: tuple[float, str] | None = None
@@ -55,7 +56,7 @@ def list_completions(
 
 
 def find_completion(connection: sa.Connection, key_name: str, reference: str) -> StoredCompletion | None:
-    """Return a completion by its id (or its turn's); None: there is none, or it was deleted."""
+    """Return a chat completion by the id that its client saw; None: there is none, or it was deleted."""
     row = _find_row(connection, key_name, reference)
     if row is None:
         return None
@@ -63,12 +64,14 @@ def find_completion(connection: sa.Connection, key_name: str, reference: str) ->
 
 
 def set_metadata(connection: sa.Connection, turn_id: str, metadata: Json) -> None:
+    """Replace a completion's metadata."""
     values = {"turn_id": turn_id, "metadata": exact_json(metadata)}
     upsert(connection, schema.stored_completions, values, ["turn_id"])
 
 
-def delete(connection: sa.Connection, turn_id: str, at: float) -> None:
-    """Hide a completion; `turns_to_forget` has its turn from now on."""
+def delete(connection: sa.Connection, turn_id: str, now: float | None = None) -> None:
+    """Hide a completion from its client; `turns_to_forget` has its turn from now on."""
+    at = moment(now)
     upsert(connection, schema.stored_completions, {"turn_id": turn_id, "deleted_at": at}, ["turn_id"])
 
 

@@ -106,7 +106,7 @@ def _body(connection: sa.Connection, name: str) -> str:
 
 
 def recollect(connection: sa.Connection, limit: int) -> list[Remembered]:
-    """Return the newest turns, oldest first, with the end of what each was asked."""
+    """Return the newest turns, oldest first, with the end of what each was asked: what a proxy that starts should know."""
     t = schema.turns.c
     columns = (
         t.turn_id, t.session_id, t.parent_turn_id, t.turn_index, t.kind, t.relation, t.link_reason, t.kind_reason, t.kind_evidence, t.key_name, t.client, t.user,

@@ -25,6 +25,7 @@ from store.queries.common import (
     control,
     decode_verdict_detail,
     lock_aliases,
+    moment,
     move,
     prompt_ids,
     read_wish,
@@ -106,8 +107,9 @@ def _newest_verdict() -> sa.ScalarSelect[Any]:
     return number.correlate(schema.turn_states).scalar_subquery()
 
 
-def activity(connection: sa.Connection, now: float) -> Activity:
+def activity(connection: sa.Connection, now: float | None = None) -> Activity:
     """Return what the gateways do now (Unix time, seconds). Heartbeats that are older than some seconds do not count."""
+    now = moment(now)
     h, t = schema.heartbeats.c, schema.turns.c
     beats = connection.execute(
         sa.select(h.detail).where(h.process.startswith(gateway_name(1)), h.at > now - SILENT_S)
@@ -123,15 +125,23 @@ def activity(connection: sa.Connection, now: float) -> Activity:
     )
 
 
-def ask_to_train(connection: sa.Connection, now: float) -> None:
+def ask_to_train(connection: sa.Connection, now: float | None = None) -> None:
     """Let what is scored by now be trained, whatever the schedule and the size of a batch."""
+    now = moment(now)
     set_control(connection, TRAIN_NOW, repr(now), now)
 
 
 def claim(
-    connection: sa.Connection, policy: str, limit: int, *, worker: str, lease_s: float, now: float
+    connection: sa.Connection,
+    policy: str,
+    limit: int,
+    *,
+    worker: str,
+    lease_s: float,
+    now: float | None = None,
 ) -> list[ScoredTurn]:
     """Take up to ``limit`` scored turns for ``worker`` until the lease runs out: the oldest first, thanks last."""
+    now = moment(now)
     lv, v = schema.turn_states.c, schema.verdicts.c
     is_thanks = sa.and_(v.value > 0, v.wish.is_(None))
     ids = list(
@@ -151,8 +161,9 @@ def claim(
     return [_scored(connection, turn_id) for turn_id in ids]
 
 
-def renew(connection: sa.Connection, worker: str, lease_s: float, now: float) -> int:
+def renew(connection: sa.Connection, worker: str, lease_s: float, now: float | None = None) -> int:
     """Keep a worker's claims for another ``lease_s`` seconds; returns how many it still holds."""
+    now = moment(now)
     lv = schema.turn_states.c
     done = connection.execute(
         sa.update(schema.turn_states)
@@ -162,13 +173,17 @@ def renew(connection: sa.Connection, worker: str, lease_s: float, now: float) ->
     return done.rowcount
 
 
-def release(connection: sa.Connection, turn_ids: Sequence[str], now: float, *, worker: str) -> int:
+def release(
+    connection: sa.Connection, turn_ids: Sequence[str], now: float | None = None, *, worker: str
+) -> int:
     """Give back those of these turns that ``worker`` holds, as a step that failed does; returns how many."""
+    now = moment(now)
     return _end_claim(connection, turn_ids, Event.RELEASE, now, worker)
 
 
-def release_expired(connection: sa.Connection, now: float) -> int:
+def release_expired(connection: sa.Connection, now: float | None = None) -> int:
     """Give back the claims of workers that died: their leases ran out."""
+    now = moment(now)
     lv = schema.turn_states.c
     ids = list(
         (
@@ -184,12 +199,20 @@ def drop(
     connection: sa.Connection,
     turn_ids: Sequence[str],
     reason: DropReason,
-    now: float,
-    detail: str,
+    now: float | None = None,
     *,
     worker: str,
+    detail: str = "",
 ) -> int:
-    """End the life of those of these turns that ``worker`` holds, with the reason why they cannot train; returns how many."""
+    """End the life of those of these turns that ``worker`` holds: they cannot train.
+
+    Args:
+        detail: the reason in words.
+
+    Returns:
+        How many there were.
+    """
+    now = moment(now)
     return _end_claim(
         connection, turn_ids, Event.DROP, now, worker, drop_reason=reason.value, detail=detail or None
     )

@@ -13,7 +13,7 @@ from store import schema
 from store.database import upsert
 from store.errors import RecordError
 from store.hashing import exact_json
-from store.queries.common import read_object
+from store.queries.common import moment, read_object
 from store.values import Json, Verdict, Wish, WishesSeen, WishScope, WishState, WishStatement
 from store.wish_states import in_prompt, learnt_rows
 
@@ -42,7 +42,7 @@ _FUNCTION_WORDS = frozenset(
 
 
 def wishes(connection: sa.Connection, policy: str | None = None) -> tuple[Wish, ...]:
-    """Return the wishes of a policy, or of all, the oldest first."""
+    """Return the wishes of a policy, or of all, the oldest first, whatever their state."""
     w, s = schema.wishes.c, schema.wish_statements.c
     query = sa.select(schema.wishes).order_by(w.wish_id)
     stated = sa.select(schema.wish_statements).order_by(s.created_at, s.turn_id)
@@ -59,9 +59,10 @@ def wishes(connection: sa.Connection, policy: str | None = None) -> tuple[Wish, 
 def prompt_texts_since(
     connection: sa.Connection, known: WishesSeen | None
 ) -> tuple[WishesSeen, dict[str, tuple[str, ...]] | None]:
-    """Return the wordings in the prompt of each policy where any changed since ``known``, else None.
+    """Return the wordings in the prompt of each policy (`store.wish_states.in_prompt`), where any changed since ``known``.
 
-    See `store.wish_states.in_prompt`.
+    Returns:
+        (what to ask with next time, the wordings; None: nothing changed).
     """
     w = schema.wishes.c
     counts = connection.execute(
@@ -83,13 +84,14 @@ def change_wish(
     state: WishState | None = None,
     text: str | None = None,
     measures: Json | None = None,
-    now: float,
+    now: float | None = None,
 ) -> Wish:
-    """Change what is given of a wish, and return it.
+    """Change what is given of a wish, and return it. ``text`` is the owner's; the measures of the earlier wording go with it.
 
     Raises:
         RecordError: there is no such wish, or the text is empty.
     """
+    now = moment(now)
     before = _get(connection, wish_id)
     values: dict[str, Any] = {}
     if text is not None:
