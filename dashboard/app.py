@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
@@ -35,14 +36,14 @@ from starlette.staticfiles import StaticFiles
 from dashboard import views
 from dashboard.chat import ChatPanel, score_reply
 from dashboard.gateway import Gateway
-from dashboard.sign_in import COOKIE, COOKIE_S, Session, SignIn
+from dashboard.sign_in import COOKIE, COOKIE_S, SignIn, form_token
 from dashboard.views import StatusCache, Viewer
 from store.catch_up import read_recorder_state
 from store.errors import RecordError, UpstreamError
 from store.forgetting import Forgetting
 from store.heartbeats import LOOK_S, HeartbeatWriter
 from store.journal import EntryKind, JournalWriter
-from store.keys import DEFAULT, KeyFile, Keyring
+from store.keys import KeyFile, Keyring, NamedKey
 from store.lifecycle import may_teach
 from store.policies import group_of, policies_of, policy_name
 from store.record import Record
@@ -60,7 +61,7 @@ log = logging.getLogger(__name__)
 
 PREFIX = "/dashboard"
 #: Names the policy that an owner looks at.
-POLICY_COOKIE = "patina_policy"
+POLICY_COOKIE = "patina_shown_policy"
 _HERE = Path(__file__).parent
 #: Longest form (bytes), and longest text that a person may send with feedback.
 _MAX_FORM, _MAX_TEXT = 1 << 16, 4_000
@@ -159,8 +160,8 @@ class Dashboard:
         ]
         found += [Route(PREFIX + path, self._page(page), methods=["GET"]) for path, page in get.items()]
         found += [Route(PREFIX + path, self._action(page), methods=["POST"]) for path, page in post.items()]
-        # The path that users of CLaaS know.
-        found.append(Route("/v1/dashboard", self._page(self._steps), methods=["GET"]))
+        # The path that users of CLaaS know. The page's cookie is not sent there.
+        found.append(Route("/v1/dashboard", _lead_to_steps, methods=["GET"]))
         found.append(Route("/metrics", self._metrics, methods=["GET"]))
         return found
 
@@ -186,23 +187,28 @@ class Dashboard:
 
     # ---- who looks
 
-    def _session(self, request: Request) -> Session:
-        """Return the session of a request. Raises: NoSignIn."""
-        session = self._sign_in.read_cookie(request.cookies.get(COOKIE, ""))
-        if session is not None and self._keys.named(session.key_name) is not None:
-            return session
-        if self._keys.is_open:
-            raise NoSignIn
-        for key in _keys_of(request):
-            if (holder := self._keys.holder(key)) is not None:
-                return Session(key_name=holder.name, csrf="")
-        raise NoSignIn
+    def _signed_in(self, request: Request) -> NamedKey | None:
+        """Return the key that a browser signed in with; where no key is needed, each browser is the owner."""
+        cookie = request.cookies.get(COOKIE, "")
+        digest = self._sign_in.key_of(cookie)
+        if digest is not None and (key := self._keys.of_digest(digest)) is not None:
+            return key
+        return self._keys.first if cookie and self._keys.is_open else None
 
-    def _viewer(self, session: Session, request: Request) -> Viewer:
-        """Return who looks. Raises: NoSignIn: the key was revoked meanwhile."""
-        key = self._keys.named(session.key_name)
-        if key is None:
+    def _viewer(self, request: Request) -> Viewer:
+        """Return who looks: a browser that signed in, or a program with a key. Raises: NoSignIn."""
+        if (key := self._signed_in(request)) is not None:
+            return self._viewer_of(key, request, request.cookies[COOKIE])
+        found = (
+            None
+            if self._keys.is_open
+            else next(filter(None, map(self._keys.holder, _keys_of(request))), None)
+        )
+        if found is None:
             raise NoSignIn
+        return self._viewer_of(found, request, "")
+
+    def _viewer_of(self, key: NamedKey, request: Request, cookie: str) -> Viewer:
         base = self._settings.policy
         policy = policy_name(base, key.adapter)
         if key.is_owner and group_of(base, chosen := request.cookies.get(POLICY_COOKIE, policy)) is not None:
@@ -212,38 +218,36 @@ class Dashboard:
             key_name=None if key.is_owner else key.name,
             policy=policy,
             has_own_policy=key.adapter == key.name,
-            csrf=session.csrf,
+            csrf=form_token(cookie) if cookie else "",
         )
 
     def _page(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             try:
-                viewer = self._viewer(self._session(request), request)
+                viewer = self._viewer(request)
             except NoSignIn:
                 if not self._keys.is_open:
                     if "hx-request" in request.headers:  # a part of a page: all of it is loaded anew
                         return Response(status_code=204, headers={"hx-refresh": "true"})
                     target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
                     return RedirectResponse(f"{PREFIX}/sign-in?{urlencode({'next': target})}", 303)
-                cookie = self._sign_in.make_cookie(DEFAULT)
-                session = self._sign_in.read_cookie(cookie)
-                assert session is not None  # it was made now
-                response = await self._guarded(page, request, self._viewer(session, request))
-                return _with_cookie(request, response, cookie)
+                cookie = secrets.token_urlsafe(32)
+                viewer = self._viewer_of(self._keys.first, request, cookie)
+                return _with_cookie(request, await self._guarded(page, request, viewer), cookie)
             return await self._guarded(page, request, viewer)
 
         return endpoint
 
     def _action(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            session = self._sign_in.read_cookie(request.cookies.get(COOKIE, ""))
-            if session is None or self._keys.named(session.key_name) is None:
+            if (key := self._signed_in(request)) is None:
                 raise HTTPException(403, "Sign in first.")
+            viewer = self._viewer_of(key, request, request.cookies[COOKIE])
             form = await _form(request)
-            if form.get("csrf") != session.csrf:
+            if not secrets.compare_digest(form.get("csrf", "").encode(), viewer.csrf.encode()):
                 raise HTTPException(403, "This form is not of this page. Reload the page and try again.")
             request.state.form = form
-            return await self._guarded(page, request, self._viewer(session, request))
+            return await self._guarded(page, request, viewer)
 
         return endpoint
 
@@ -260,30 +264,31 @@ class Dashboard:
     def show_problem(self, request: Request, status: int, text: str) -> Response:
         """Return a page about a request that cannot be served, with the sections of who is signed in."""
         try:
-            viewer = self._viewer(self._session(request), request)
+            viewer = self._viewer(request)
         except NoSignIn:
             viewer = None
         title = HTTPStatus(status).phrase
         text = "There is no such page." if (status, text) == (404, title) else text
         return self._render("problem.html", viewer, status, title=title, text=text)
 
-    def _is_owner_signed_in(self, request: Request) -> bool:
-        session = self._sign_in.read_cookie(request.cookies.get(COOKIE, ""))
-        return session is not None and session.key_name == DEFAULT
-
-    def _signed_in(self, request: Request, key_name: str, response: Response) -> Response:
-        return _with_cookie(request, response, self._sign_in.make_cookie(key_name))
+    def _begin_session(self, request: Request, key: NamedKey, response: Response) -> Response:
+        try:
+            return _with_cookie(request, response, self._sign_in.begin(key.digest))
+        except OSError as exc:
+            raise HTTPException(503, f"The sign-in cannot be kept: {exc.strerror or exc}.") from exc
 
     async def _sign_in_page(self, request: Request) -> Response:
         target = request.query_params.get("next", PREFIX)
-        if not target.startswith(("/dashboard", "/v1/dashboard")):
+        if not target.startswith(PREFIX):
             target = PREFIX
         problem, status = "", 200
         if token := request.query_params.get("token"):
             if self._sign_in.use_link(token):
                 # A cookie with SameSite=Strict is not sent along a redirect that another site began: this page leads on by itself.
-                return self._signed_in(request, DEFAULT, self._render("signed_in.html", None, target=target))
-            if self._is_owner_signed_in(request):
+                return self._begin_session(
+                    request, self._keys.first, self._render("signed_in.html", None, target=target)
+                )
+            if self._signed_in(request) == self._keys.first:
                 return RedirectResponse(target, 303)
             problem = f"This link was used before or is too old. `{COMMAND} open` makes a new one."
             status = 403
@@ -294,13 +299,14 @@ class Dashboard:
                 raise HTTPException(403, "This form is not of this page. Reload the page and try again.")
             holder = self._keys.holder((await _form(request)).get("key", "").strip().encode())
             if holder is not None:
-                return self._signed_in(request, holder.name, RedirectResponse(target, 303))
+                return self._begin_session(request, holder, RedirectResponse(target, 303))
             problem, status = "This is not a key of this Patina.", 403
         return self._render("sign_in.html", None, status, problem=problem)
 
     async def _sign_out(self, request: Request, viewer: Viewer) -> Response:
+        self._sign_in.end(request.cookies[COOKIE])
         response = RedirectResponse(f"{PREFIX}/sign-in", 303)
-        response.delete_cookie(COOKIE, path="/")
+        response.delete_cookie(COOKIE, path=PREFIX)
         return response
 
     # ---- pages
@@ -439,7 +445,7 @@ class Dashboard:
         plain = {"content-type": CONTENT_TYPE_LATEST, "cache-control": "no-store"}
         if not (self._settings.metrics_public or self._keys.is_open):
             try:
-                viewer = self._viewer(self._session(request), request)
+                viewer = self._viewer(request)
             except NoSignIn:
                 return Response(
                     "Send an owner's key as a Bearer token, or start Patina with --set metrics_public=on.\n",
@@ -505,7 +511,7 @@ class Dashboard:
         if group_of(self._settings.policy, chosen) is None:
             raise HTTPException(400, "There is no such policy.")
         response = RedirectResponse(PREFIX, 303)
-        response.set_cookie(POLICY_COOKIE, chosen, httponly=True, samesite="strict", path="/")
+        response.set_cookie(POLICY_COOKIE, chosen, httponly=True, samesite="strict", path=PREFIX)
         return response
 
     async def _training(self, request: Request, viewer: Viewer) -> Response:
@@ -652,9 +658,13 @@ def create_app(dashboard: Dashboard) -> Starlette:
     return app
 
 
+async def _lead_to_steps(request: Request) -> Response:
+    return RedirectResponse(f"{PREFIX}/steps" + (f"?{request.url.query}" if request.url.query else ""), 303)
+
+
 def _with_cookie(request: Request, response: Response, cookie: str) -> Response:
     response.set_cookie(
-        COOKIE, cookie, max_age=int(COOKIE_S), httponly=True, samesite="strict", path="/",
+        COOKIE, cookie, max_age=int(COOKIE_S), httponly=True, samesite="strict", path=PREFIX,
         secure=request.headers.get("x-forwarded-proto") == "https",  # a reverse proxy speaks TLS
     )  # fmt: skip
     return response

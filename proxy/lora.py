@@ -26,7 +26,7 @@ from proxy.asgi import (
 )
 from proxy.auth import Principal
 from proxy.item_pages import read_query
-from store.policies import group_of, policy_name
+from store.policies import group_of, parse_model, policy_name
 from store.record import Record
 from store.record_handle import RecordHandle
 from store.values import BASE_VERSION, AdapterVersion, Json, numbers_of
@@ -91,9 +91,13 @@ class LoraPaths:
         mine = bound.pop(principal.key_name, {})
         others = {name: policy for names in bound.values() for name, policy in names.items()}
         names = (others if principal.is_owner else {}) | mine
-        return {policy: policy for policy in allowed} | {
-            name: policy for name, policy in names.items() if policy in allowed
-        }
+        # The name of a policy means that policy, whatever was bound.
+        free = {name: one for name, one in names.items() if one in allowed and not self._names_policy(name)}
+        return free | {policy: policy for policy in allowed}
+
+    def _names_policy(self, name: str) -> bool:
+        """Whether a name is, or may become, the name of a policy or of its newest version."""
+        return parse_model(self._policy, name) is not None
 
     async def _init(self, body: Json, principal: Principal) -> Json:
         lora_id = body.get("lora_id")
@@ -119,6 +123,11 @@ class LoraPaths:
         record = await self._record.get()
         names = await self._names(record, principal)
         if lora_id not in names:
+            if self._names_policy(lora_id):  # whether it exists must not show
+                raise Untranslatable(
+                    f"'{lora_id}' names a policy that is not yours. Choose another name.",
+                    status=403, code="not_owner", param="lora_id",
+                )  # fmt: skip
             policy = policy_name(self._policy, principal.adapter)
             if not await record.bind_lora(principal.key_name, lora_id, policy, most=_MOST_NAMES):
                 raise Untranslatable(f"A key has at most {_MOST_NAMES} LoRAs.", status=422, param="lora_id")

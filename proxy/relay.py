@@ -311,7 +311,7 @@ class PassThrough:
             headers,
             drop=_CONTENT_LENGTH if is_read else frozenset(),
             passes_credentials=principal.passes_credentials,
-            passes_key=self._is_page,
+            is_page=self._is_page,
         )
         started = False
 
@@ -327,7 +327,9 @@ class PassThrough:
                         send, 404, f"There is no {path.partition('?')[0]} here.", code="not_found"
                     )
                     return
-                await send_head(send, reply.status, forward_response_headers(reply.headers))
+                await send_head(
+                    send, reply.status, forward_response_headers(reply.headers, is_page=self._is_page)
+                )
                 started = True
                 async for chunk in reply.chunks():
                     await send_body(send, chunk, more=True)

@@ -199,19 +199,23 @@ class Keyring:
         self._looked_at = -_LOOK_S
 
     def holder(self, token: bytes) -> NamedKey | None:
-        """Return whose key ``token`` is, or None. Every key is compared, each in constant time."""
+        """Return whose key ``token`` is, or None."""
+        return self.of_digest(digest_of(token))
+
+    def of_digest(self, digest: str) -> NamedKey | None:
+        """Return the valid key of this digest, or None. Every key is compared, each in constant time."""
         self._look()
-        given = hashlib.sha256(token).hexdigest()
         found = None
         for key in self._keys:
-            if hmac.compare_digest(given, key.digest):
+            if hmac.compare_digest(digest, key.digest):
                 found = key
         return found
 
-    def named(self, name: str) -> NamedKey | None:
-        """Return the valid key of this name, or None."""
+    @property
+    def first(self) -> NamedKey:
+        """Return the owner's first key."""
         self._look()
-        return next((key for key in self._keys if key.name == name), None)
+        return self._first
 
     @property
     def is_shared(self) -> bool:

@@ -22,6 +22,7 @@ _HOP_BY_HOP = frozenset(
         b"proxy-authenticate",
         b"proxy-authorization",
         b"proxy-connection",
+        b"http2-settings",
         b"te",
         b"trailer",
         b"transfer-encoding",
@@ -46,7 +47,8 @@ _KEPT_HERE = frozenset(
 
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 
-_PATINA_KEY = frozenset({b"x-patina-key"})
+#: Of the web page: a backend gets none of them, and sets none.
+_OF_THE_PAGE = frozenset({b"x-patina-key", b"cookie", b"set-cookie"})
 
 
 #: The proxy sets these itself: a backend may be another Patina, and CORS is decided here.
@@ -177,29 +179,29 @@ def forward_request_headers(
     *,
     drop: frozenset[bytes] = frozenset(),
     passes_credentials: bool = False,
-    passes_key: bool = False,
+    is_page: bool = False,
 ) -> list[tuple[bytes, bytes]]:
-    """Return the fields that go to the backend; the client's credentials, and the key of Patina, only if they are meant for it."""
+    """Return the fields that go to the backend; the client's credentials only if they are meant for it, cookies and Patina's key to the page."""
     headers = tuple(headers)
-    gone = _kept_back(drop, passes_credentials, passes_key, _named_by_connection(headers))
+    gone = _kept_back(drop, passes_credentials, is_page, _named_by_connection(headers))
     return [field for field in headers if field[0].lower() not in gone]
 
 
 @lru_cache(maxsize=64)
 def _kept_back(
-    drop: frozenset[bytes], passes_credentials: bool, passes_key: bool, connection: frozenset[bytes]
+    drop: frozenset[bytes], passes_credentials: bool, is_page: bool, connection: frozenset[bytes]
 ) -> frozenset[bytes]:
     gone = _HOP_BY_HOP | _KEPT_HERE | connection | drop
-    gone |= frozenset() if passes_key else _PATINA_KEY
+    gone |= frozenset() if is_page else _OF_THE_PAGE
     return gone if passes_credentials else gone | _CREDENTIALS
 
 
 def forward_response_headers(
-    headers: Headers, *, drop: frozenset[bytes] = frozenset()
+    headers: Headers, *, drop: frozenset[bytes] = frozenset(), is_page: bool = False
 ) -> list[tuple[bytes, bytes]]:
-    """Return the fields that go to the client."""
+    """Return the fields that go to the client; cookies only from the page."""
     headers = tuple(headers)
-    gone = _not_told(drop, _named_by_connection(headers))
+    gone = _not_told(drop if is_page else drop | _OF_THE_PAGE, _named_by_connection(headers))
     return [
         (name, value)
         for name, value in headers

@@ -60,7 +60,7 @@ TOOL = {
 _NOTED_S = 10.0
 _FILL_RATE = 200.0
 _WATCHED_S = 15.0
-_WATCHED = ("/metrics", "/healthz", "/v1/dashboard")
+_WATCHED = ("/metrics", "/healthz", "/dashboard/steps")
 _PATIENCE_S = 60.0
 _POLL_S = 0.1
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 import re
 import time
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 from starlette.routing import Route
 
 from dashboard import app
+from dashboard.sign_in import COOKIE, COOKIE_S, LINK_S, SignIn
 from store.examples import COMPLAINTS, QUESTIONS
 from store.journal import EntryKind, read_entries, segments
 from store.keys import KeyFile, Keyring
@@ -25,7 +27,7 @@ from tests.making import make_verdict
 PAGES = (
     "/dashboard", "/dashboard/", "/dashboard/versions", "/dashboard/versions/1", "/dashboard/unused", "/dashboard/conversations",
     "/dashboard/conversations?session=session", "/dashboard/turns/t1", "/dashboard/turns/t1/tokens", "/dashboard/turns/t1/forget", "/dashboard/forgotten", "/dashboard/steps", "/dashboard/people", "/dashboard/settings",
-    "/dashboard/live", "/dashboard/running", "/dashboard/try", "/v1/dashboard",
+    "/dashboard/live", "/dashboard/running", "/dashboard/try",
 )  # fmt: skip
 OWNER_ONLY = (
     "/dashboard/settings",
@@ -103,7 +105,11 @@ async def test_every_route_with_every_key_shows_no_other_keys_words_and_takes_no
     fills = {"{number:int}": "1", "{turn_id}": "t1"}
     seen = set()
     for route in dashboard.routes():
-        if not isinstance(route, Route) or route.path in ("/metrics", "/dashboard/sign-in"):
+        if not isinstance(route, Route) or route.path in (
+            "/metrics",
+            "/dashboard/sign-in",
+            "/v1/dashboard",
+        ):
             continue
         path = route.path
         for field, value in fills.items():
@@ -176,7 +182,7 @@ async def test_another_key_sees_the_counts_of_its_own_turns_and_no_process(
         ("1", "trained"),
     ]
     assert "<td>trainer</td>" in owner
-    for path in ("/dashboard/live", "/dashboard/steps", "/dashboard/running", "/v1/dashboard"):
+    for path in ("/dashboard/live", "/dashboard/steps", "/dashboard/running"):
         shown = (await page.get(path)).text
         running = r'<span class="tag live">running</span> <strong>training</strong> for 1\d\d s'
         assert re.search(running, shown), path
@@ -436,8 +442,6 @@ async def test_feedback_that_no_version_learns_from_is_not_said_to_count(page: h
 
 
 async def test_a_link_signs_in_once(page: httpx.AsyncClient, tmp_path: Path) -> None:
-    from dashboard.sign_in import SignIn
-
     token = SignIn(tmp_path / "sign_in").make_link()
     first = await page.get("/dashboard/sign-in", params={"token": token})
     assert first.status_code == 200
@@ -456,14 +460,98 @@ async def test_a_link_signs_in_once(page: httpx.AsyncClient, tmp_path: Path) -> 
     assert (await page.post("/dashboard/sign-in", data={"key": "patina-wrong"})).status_code == 403
 
 
-async def test_a_revoked_key_is_signed_out(
-    page: httpx.AsyncClient, keys: KeyFile, monkeypatch: pytest.MonkeyPatch
+async def test_a_session_ends_with_its_sign_in_its_key_and_its_time(
+    page: httpx.AsyncClient,
+    dashboard: app.Dashboard,
+    keys: KeyFile,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("store.keys._LOOK_S", 0.0)
-    await sign_in(page, keys.add("bob"))
-    assert (await page.get("/dashboard/people")).status_code == 200
-    keys.revoke("bob")
-    assert (await page.get("/dashboard/people")).status_code == 303
+    first = tmp_path / "api_key"
+    first.write_text("first")
+    dashboard._keys = Keyring("first", key_file=first, named=keys)
+
+    async def sign_out() -> None:
+        assert (await page.post("/dashboard/sign-out", data={"csrf": await csrf_of(page)})).status_code == 303
+
+    async def revoke() -> None:
+        keys.revoke("bob")
+
+    async def add_again_as_owner() -> None:
+        keys.revoke("bob")
+        keys.add("bob", adapter="", is_owner=True)
+
+    async def rotate() -> None:
+        first.write_text("second")
+
+    async def restart_with_another_key() -> None:
+        dashboard._keys = Keyring("third", named=keys)
+
+    async def expire() -> None:
+        for session in (tmp_path / "sign_in").glob("*.session"):
+            os.utime(session, (0, time.time() - COOKIE_S - 1))
+
+    for key, end in (
+        ("", sign_out), ("", revoke), ("", expire), ("", add_again_as_owner), ("first", sign_out), ("first", rotate),
+        ("second", restart_with_another_key),
+    ):  # fmt: skip
+        page.cookies.clear()
+        if not key:
+            for old in keys.read():
+                if old.revoked_at is None:
+                    keys.revoke(old.name)
+        await sign_in(page, key or keys.add("bob", adapter=""))
+        cookie = page.cookies[COOKIE]
+        assert (await page.get("/dashboard/people")).status_code == 200
+        csrf = await csrf_of(page)
+        await end()
+        page.cookies.clear()
+        stolen = {"cookie": f"{COOKIE}={cookie}"}
+        assert (await page.get("/dashboard/people", headers=stolen)).status_code == 303, end
+        refused = await page.post("/dashboard/training", data={"csrf": csrf, "paused": "1"}, headers=stolen)
+        assert refused.status_code == 403, end
+
+
+async def test_a_cookie_is_of_one_session_and_of_the_page_alone(
+    page: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    reply = await page.post("/dashboard/sign-in", data={"key": OWNER_KEY})
+    assert "Path=/dashboard;" in reply.headers["set-cookie"]
+    mine = (page.cookies[COOKIE], await csrf_of(page))
+    page.cookies.clear()
+    await sign_in(page)
+    theirs = (page.cookies[COOKIE], await csrf_of(page))
+    assert mine[0] != theirs[0]
+    form = {"csrf": mine[1], "paused": "1"}
+    assert (await page.post("/dashboard/training", data=form)).status_code == 403
+    for forged in ("", "x", "../secret", "a" * 10_000, mine[0][:-1]):
+        shown = await page.get("/dashboard", headers={"cookie": f"{COOKIE}={forged}"})
+        assert shown.status_code == 303, forged
+
+
+def test_a_key_has_few_sessions_and_pushes_out_its_own_alone(tmp_path: Path) -> None:
+    at_door = SignIn(tmp_path)
+    owners = at_door.begin("a" * 64, now=1_000.0)
+    old = [at_door.begin("b" * 64, now=1_000.0 + n) for n in range(102)]
+    known = [at_door.key_of(one, now=2_000.0) for one in old]
+    assert known == [None, None, *["b" * 64] * 100]
+    assert at_door.key_of(owners, now=1_000.0 + COOKIE_S) == "a" * 64
+    assert at_door.key_of(owners, now=1_001.0 + COOKIE_S) is None
+    at_door.begin("b" * 64, now=3_000.0 + COOKIE_S)
+    assert len(list(tmp_path.glob("*.session"))) == 1  # those that ended are gone
+
+
+def test_a_link_is_good_once_and_for_ten_minutes(tmp_path: Path) -> None:
+    at_door = SignIn(tmp_path)
+    cases = {0.0: True, LINK_S: True, LINK_S + 1: False, -1.0: False}
+    for after, is_good in cases.items():
+        token = at_door.make_link(now=1_000.0)
+        assert at_door.use_link(token, now=1_000.0 + after) is is_good
+        assert not at_door.use_link(token, now=1_000.0 + after)
+    at_door.make_link(now=1_000.0)
+    at_door.make_link(now=5_000.0)
+    assert len(list(tmp_path.glob("*.link"))) == 1
 
 
 @pytest.mark.parametrize("target", ["https://evil.test/", "//evil.test", "/v1/models"])
@@ -485,13 +573,13 @@ async def test_a_part_of_a_page_asks_for_a_reload_when_nobody_is_signed_in(page:
 
 async def test_the_page_number_is_clamped(page: httpx.AsyncClient) -> None:
     await sign_in(page)
-    shown = (await page.get("/v1/dashboard", params={"page": "99", "per_page": "1"})).text
+    shown = (await page.get("/dashboard/steps", params={"page": "99", "per_page": "1"})).text
     assert "Page 2 of 2 (2 total)" in shown
     assert (
         "Page 1 of 1 (2 total)"
-        in (await page.get("/v1/dashboard", params={"page": "-3", "per_page": "0.2e9"})).text
+        in (await page.get("/dashboard/steps", params={"page": "-3", "per_page": "0.2e9"})).text
     )
-    assert "Page 1 of" in (await page.get("/v1/dashboard", params={"page": "nan"})).text
+    assert "Page 1 of" in (await page.get("/dashboard/steps", params={"page": "nan"})).text
 
 
 def test_the_script_of_others_is_the_published_one_with_its_licence() -> None:
@@ -569,7 +657,9 @@ async def test_without_a_key_a_page_is_shown_at_once_and_its_forms_work(
     page: httpx.AsyncClient, dashboard: app.Dashboard, keys: KeyFile, record_url: str
 ) -> None:
     dashboard._keys = Keyring("", named=keys)
-    shown = await page.get("/v1/dashboard?page=9&per_page=1")
+    led = await page.get("/v1/dashboard?page=9&per_page=1")
+    assert (led.status_code, led.headers["location"]) == (303, "/dashboard/steps?page=9&per_page=1")
+    shown = await page.get(led.headers["location"])
     assert (shown.status_code, "Page 2 of 2" in shown.text) == (200, True)
     assert "httponly" in shown.headers["set-cookie"].lower()
     token = re.search(r'name="csrf" value="([0-9a-f]{64})"', shown.text)

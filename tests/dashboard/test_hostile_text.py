@@ -49,7 +49,7 @@ PAGES = {
     "/dashboard/conversations?session=session": True, "/dashboard/turns/t1": True, "/dashboard/turns/branch": True, "/dashboard/turns/t1/tokens": True,
     "/dashboard/turns/t1/forget": False, "/dashboard/forgotten": True, "/dashboard/steps": True, "/dashboard/people": False, "/dashboard/settings": False,
     "/dashboard/live": True, "/dashboard/running": True,
-    "/dashboard/try": True, "/v1/dashboard": True,
+    "/dashboard/try": True,
 }  # fmt: skip
 
 

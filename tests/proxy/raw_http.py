@@ -18,7 +18,9 @@ import h11
 import orjson
 
 #: Hop-by-hop fields, and what may differ between two hops by nature.
-HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host"}
+#: Fields that are for the next hop alone; the gateway passes no cookies either.
+COOKIES = {"cookie", "set-cookie"}
+HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host"} | COOKIES
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,21 @@ def test_a_plugin_names_an_exchange_by_what_it_shows_of_it(people: People) -> No
     assert (reply.status_code, reply.json()["ignored"]) == (202, ["training.teacher_mode"])
 
 
+@pytest.mark.parametrize("name", ["tiny.bob", "tiny", "tiny.none", "tiny.bob-latest", "tiny.team"])
+def test_no_key_binds_the_name_of_another_policy_and_none_shows_whether_it_exists(
+    people: People, name: str
+) -> None:
+    for who in ("ann", "boss", "cai"):
+        reply = call(people, who, "POST", "/v1/lora/init", {"lora_id": name})
+        is_own = (who, name) in {("cai", "tiny.team"), ("boss", "tiny")}
+        if not is_own:
+            assert (reply.status_code, reply.json()["error"]["code"]) == (403, "not_owner")
+            assert name in reply.json()["error"]["message"]
+    # One that was bound before this was refused means nothing.
+    people.gateway.in_record(lambda record: record.bind_lora("ann", name, "tiny.ann", most=9))
+    assert call(people, "ann", "GET", "/v1/lora").json()["loras"] == ["tiny.ann", "tiny.ann-latest"]
+
+
 def test_a_batch_is_polled_by_its_id_and_the_same_batch_is_not_recorded_twice(people: People) -> None:
     ids = talk(people, "ann", 2)
     items = [{"lora_id": "tiny.ann", "response_id": one, "feedback": "Shorter."} for one in ids]

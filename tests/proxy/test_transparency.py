@@ -1,6 +1,6 @@
 """Differential: the same request straight to a backend and through the proxy, and everything that comes back is compared.
 
-What differs may only be hop-by-hop, `x-patina-turn`, and `x-request-id` where the backend sends none. Where Patina asks the backend for more, the backend here answers with more, so
+What differs may only be hop-by-hop, cookies, `x-patina-turn`, and `x-request-id` where the backend sends none. Where Patina asks the backend for more, the backend here answers with more, so
 what is compared is what a client sees who asked for nothing of it.
 """
 
@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.proxy.conftest import KEY, Gateway, run_gateway_at
-from tests.proxy.raw_http import HOP, Cut, Request, Seen, Step, Until, WireUpstream, answer, exchange
+from tests.proxy.raw_http import COOKIES, HOP, Cut, Request, Seen, Step, Until, WireUpstream, answer, exchange
 
 JSON_TYPE = ("Content-Type", "application/json")
 SSE = ("Content-Type", "text/event-stream; charset=utf-8")
@@ -71,6 +71,7 @@ class Pair:
         assert proxied.comparable() == direct.comparable()
         assert (passed.method, passed.target) == (asked.method, asked.target)
         assert sent_headers(passed) == sent_headers(asked)
+        assert not COOKIES & {name for name, _ in (*passed.headers, *proxied.headers)}
         return proxied, passed
 
 

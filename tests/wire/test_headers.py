@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -74,26 +75,46 @@ def test_store_false_is_no_opting_out() -> None:
     assert not parse_request_options([], {"store": False}).is_opted_out
 
 
-def test_secrets_our_own_words_and_hop_by_hop_fields_stay_here() -> None:
-    sent = [
-        (b"host", b"x"), (b"authorization", b"Bearer s3cret"), (b"x-api-key", b"s3cret"), (b"connection", b"keep-alive, x-mine"),
-        (b"x-mine", b"1"), (b"x-session-id", b"s"), (b"openai-organization", b"o"), (b"content-type", b"application/json"),
-    ]  # fmt: skip
-    assert forward_request_headers(sent) == [
-        (b"openai-organization", b"o"),
-        (b"content-type", b"application/json"),
+_HOP_BY_HOP = (
+    "Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection", "HTTP2-Settings", "TE", "Trailer",
+    "Transfer-Encoding", "Upgrade", "X-Named",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("is_page", [False, True])
+@pytest.mark.parametrize("passes_credentials", [False, True])
+def test_secrets_our_own_words_cookies_and_hop_by_hop_fields_stay_here(
+    is_page: bool, passes_credentials: bool
+) -> None:
+    ends = ["Content-Type", "X-Request-Id", "OpenAI-Organization"]
+    ours = [
+        "Host",
+        "Expect",
+        "X-Turn-Type",
+        "X-Session-Id",
+        "X-Session-Done",
+        "X-Patina-Train",
+        "X-Patina-Wishes",
     ]
-    got = [
-        (b"Transfer-Encoding", b"chunked"),
-        (b"Set-Cookie", b"a"),
-        (b"set-cookie", b"b"),
-        (b"X-Request-Id", b"r"),
-    ]
-    assert forward_response_headers(got) == [
-        (b"Set-Cookie", b"a"),
-        (b"set-cookie", b"b"),
-        (b"X-Request-Id", b"r"),
-    ]
+    cookies, credentials = ["Cookie", "Set-Cookie"], ["Authorization", "X-Api-Key", "Api-Key"]
+
+    def fields(*groups: Sequence[str]) -> list[tuple[bytes, bytes]]:
+        named = [(b"connection", b"close, x-NAMED")]
+        both = [spelt for group in groups for name in group for spelt in (name, name.lower())]
+        return named + [(name.encode(), b"v") for name in both]
+
+    sent = fields(ends, _HOP_BY_HOP, ours, cookies, credentials, ["X-Patina-Key"])
+    passed = forward_request_headers(sent, passes_credentials=passes_credentials, is_page=is_page)
+    expected = fields(
+        ends,
+        cookies if is_page else (),
+        credentials if passes_credentials else (),
+        ["X-Patina-Key"] if is_page else (),
+    )
+    assert passed == expected[1:]
+    got = fields(ends, _HOP_BY_HOP, cookies, ["X-Patina-Turn", "Access-Control-Allow-Origin"])
+    expected = fields(ends, cookies if is_page else ())
+    assert forward_response_headers(got, is_page=is_page) == expected[1:]
 
 
 @pytest.mark.parametrize(
