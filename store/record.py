@@ -88,7 +88,7 @@ class Record:
         """
         database = await Database.open(url, busy_timeout_s)
         try:
-            check_revision(await database.read(_revision))
+            check_revision(await database.read(read_revision))
         except BaseException:
             await database.close()
             raise
@@ -289,7 +289,8 @@ class Record:
         return await self._database.read(verify)
 
 
-def _revision(connection: sa.Connection) -> str | None:
+def read_revision(connection: sa.Connection) -> str | None:
+    """Return the database's schema revision; None: it holds no record."""
     try:
         found: str | None = connection.execute(
             sa.text("SELECT version_num FROM alembic_version")

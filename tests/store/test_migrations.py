@@ -1,38 +1,74 @@
 """The migrations and the schema say the same: what alembic builds is what the tables declare."""
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import pytest
 import sqlalchemy as sa
-from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 
-from migrations import config, head, upgrade
+import migrations
+from migrations import since_0_2_0, upgrade
+from store.errors import RecordError
 from store.record import SCHEMA_REVISION
 from store.schema import TRAJECTORY_COLUMNS, metadata, trajectories_view
 
-
-def test_the_code_knows_the_newest_migration() -> None:
-    assert head() == SCHEMA_REVISION
+RELEASED = (Path(__file__).parent / "released" / "0.2.0.sql").read_text(encoding="utf-8")
 
 
-def test_migrating_builds_exactly_the_declared_tables(record_url: str) -> None:
-    engine = sa.create_engine(sa.make_url(record_url).set(drivername="sqlite"))
+@pytest.fixture
+def old(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    """Yield a connection to a record of release 0.2.0 that can be changed before it is upgraded."""
+    with closing(sqlite3.connect(tmp_path / "old.db")) as connection:
+        connection.executescript(RELEASED)
+        yield connection
+
+
+def upgraded(old: sqlite3.Connection) -> str:
+    old.commit()
+    (path,) = [row[2] for row in old.execute("PRAGMA database_list")]
+    upgrade(f"sqlite+aiosqlite:///{path}")
+    return f"sqlite+aiosqlite:///{path}"
+
+
+def test_the_code_knows_the_newest_revision() -> None:
+    folder = Config()
+    folder.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    assert ScriptDirectory.from_config(folder).get_heads() == [SCHEMA_REVISION]
+
+
+def differences(url: str) -> list[object]:
+    engine = sa.create_engine(sa.make_url(url).set(drivername="sqlite"))
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
-        assert compare_metadata(context, metadata) == []
+        found: list[object] = compare_metadata(context, metadata)
     engine.dispose()
+    return found
 
 
-def test_the_view_has_the_fixed_columns_in_order_and_the_declared_text(record_url: str) -> None:
-    connection = sqlite3.connect(record_url.removeprefix("sqlite+aiosqlite:///"))
+def test_a_new_record_and_one_of_release_0_2_0_have_exactly_the_declared_tables(
+    record_url: str, old: sqlite3.Connection
+) -> None:
+    assert differences(record_url) == []
+    assert differences(upgraded(old)) == []
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_the_view_has_the_fixed_columns_in_order_and_the_declared_text(
+    record_url: str, old: sqlite3.Connection, is_old: bool
+) -> None:
+    url = upgraded(old) if is_old else record_url
+    connection = sqlite3.connect(url.removeprefix("sqlite+aiosqlite:///"))
     columns = [row[1] for row in connection.execute("PRAGMA table_info(trajectories)")]
     (text,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'trajectories'").fetchone()
     connection.close()
     assert tuple(columns) == TRAJECTORY_COLUMNS
-    # SQLite quotes the name of a table that a migration renamed.
-    assert text.replace('"turn_states"', "turn_states").split() == trajectories_view("sqlite").split()
+    assert text.split() == trajectories_view("sqlite").split()
 
 
 def test_migrating_twice_changes_nothing(record_url: str) -> None:
@@ -45,104 +81,49 @@ def test_migrating_twice_changes_nothing(record_url: str) -> None:
     assert before == after
 
 
-def test_a_record_of_the_first_schema_is_brought_up_to_date_with_what_it_holds(tmp_path: Path) -> None:
-    path = tmp_path / "old.db"
-    engine = sa.create_engine(f"sqlite:///{path}")
-    with engine.connect() as connection:
-        made = config()
-        made.attributes["connection"] = connection
-        command.upgrade(made, "0001")
-        connection.commit()
-    engine.dispose()
-    old = sqlite3.connect(path)
-    columns = [row[1] for row in old.execute("PRAGMA table_info(turns)")]
-    for turn_id, reason, detail, link in (
-        ("kept", None, "", "the beginning was replaced; a recorded exchange remains; main: conversation"),
-        ("broken", "token_mismatch", "3 token ids but 2 logprobs", "opening; side: said by the client"),
+def test_the_newest_words_of_the_owners_edits_become_wishes(old: sqlite3.Connection) -> None:
+    a, b, c = [row[0] for row in old.execute("SELECT turn_id FROM turns ORDER BY turn_id LIMIT 3")]
+    old.execute("DELETE FROM wish_edits")
+    for turn_id, text, at in (
+        (a, "At most ten words.", 1.0),
+        (a, "Brief.", 2.0),
+        (b, "", 3.0),
+        (c, "In French.", 4.0),
+        (c, None, 5.0),
     ):
-        values = {
-            "turn_id": turn_id,
-            "drop_detail": detail,
-            "link_reason": link,
-            "prompt_base_turn_id": None,
-            "completion_id": None,
-        }
-        row = [values.get(name, 0) for name in columns]
-        old.execute(f"INSERT INTO turns VALUES ({', '.join('?' * len(columns))})", row)
-        stage = "dropped" if reason else "recorded"
-        old.execute(
-            "INSERT INTO lives (turn_id, policy, stage, drop_reason, since) VALUES (?, 'p', ?, ?, 1.0)",
-            (turn_id, stage, reason),
-        )
-    old.execute(
-        "INSERT INTO verdicts (turn_id, value, hint, hint_is_reaction, source, confidence, detail, created_at)"
-        " VALUES ('kept', -1, 'shorter', 1, 'rule', 1.0, '{}', 1.0), ('broken', 0, NULL, 0, 'nobody', 0.0, '{}', 1.0)"
-    )
-    old.commit()
-    upgrade(f"sqlite+aiosqlite:///{path}")
-    rows = old.execute("SELECT turn_id, stage, detail FROM turn_states ORDER BY turn_id").fetchall()
-    verdicts = old.execute("SELECT turn_id, hint, wish, wish_scope, source FROM verdicts").fetchall()
-    reasons = old.execute("SELECT link_reason, kind_reason FROM turns ORDER BY turn_id").fetchall()
-    old.close()
-    assert verdicts == [("kept", "shorter", None, None, "rule"), ("broken", None, None, None, "none")]
-    assert reasons == [("opening", "client_header"), ("beginning_replaced", "conversation")]
-    assert rows == [("broken", "dropped", "3 token ids but 2 logprobs"), ("kept", "recorded", None)]
-
-
-def test_a_conversation_keeps_the_items_that_it_began_with(tmp_path: Path) -> None:
-    path = tmp_path / "old.db"
-    engine = sa.create_engine(f"sqlite:///{path}")
-    with engine.connect() as connection:
-        made = config()
-        made.attributes["connection"] = connection
-        command.upgrade(made, "0033")
-        connection.execute(
-            sa.text(
-                "INSERT INTO conversations (conversation_id, key_name, metadata, items, created_at)"
-                " VALUES ('conv_1', 'default', '{}', :items, 1.0)"
-            ),
-            {"items": '[{"role": "user", "content": "é"}, {"role": "user"}]'},
-        )
-        connection.commit()
-    engine.dispose()
-    upgrade(f"sqlite+aiosqlite:///{path}")
-    new = sqlite3.connect(path)
-    rows = new.execute("SELECT item_id, added_at, item FROM conversation_items ORDER BY position").fetchall()
-    new.close()
-    assert rows == [
-        ("item_1_0", 1.0, '{"role": "user", "content": "é"}'),
-        ("item_1_1", 1.0, '{"role": "user"}'),
+        values = ("p", turn_id, text, at)
+        old.execute("INSERT INTO wish_edits (policy, turn_id, text, created_at) VALUES (?, ?, ?, ?)", values)
+    upgraded(old)
+    columns = "wish_id, policy, state, text, edited, measures, changed_at"
+    assert old.execute(f"SELECT {columns} FROM wishes").fetchall() == [
+        (1, "p", "prompt", "Brief.", 1, "{}", 2.0)
     ]
+    stated = old.execute("SELECT turn_id, wish_id, text FROM wish_statements").fetchall()
+    assert stated == [(a, 1, "Brief.")]
 
 
-def test_the_newest_words_of_the_owners_edits_become_wishes(tmp_path: Path) -> None:
-    path = tmp_path / "old.db"
-    engine = sa.create_engine(f"sqlite:///{path}")
-    with engine.connect() as connection:
-        made = config()
-        made.attributes["connection"] = connection
-        command.upgrade(made, "0035")
-        for turn_id, text, at in (
-            ("a", "At most ten words.", 1.0),
-            ("a", "Brief.", 2.0),
-            ("b", "", 3.0),
-            ("c", "In French.", 4.0),
-            ("c", None, 5.0),
-        ):
-            connection.execute(
-                sa.text(
-                    "INSERT INTO wish_edits (policy, turn_id, text, created_at) VALUES ('p', :turn, :text, :at)"
-                ),
-                {"turn": turn_id, "text": text, "at": at},
-            )
-        connection.commit()
-    engine.dispose()
-    upgrade(f"sqlite+aiosqlite:///{path}")
-    new = sqlite3.connect(path)
-    wishes = new.execute(
-        "SELECT wish_id, policy, state, text, edited, measures, changed_at FROM wishes"
-    ).fetchall()
-    stated = new.execute("SELECT turn_id, wish_id, text FROM wish_statements").fetchall()
-    new.close()
-    assert wishes == [(1, "p", "prompt", "Brief.", 1, "{}", 2.0)]
-    assert stated == [("a", 1, "Brief.")]
+def test_values_of_release_0_2_0_have_their_present_names(old: sqlite3.Connection) -> None:
+    turn_id, other = [row[0] for row in old.execute("SELECT turn_id FROM turns ORDER BY turn_id LIMIT 2")]
+    old.execute("UPDATE turns SET completion_token_ids = '[]' WHERE turn_id = ?", (turn_id,))
+    old.execute("UPDATE verdicts SET source = 'nobody'")
+    upgraded(old)
+    reasons = dict(old.execute("SELECT turn_id, main_drop_reason FROM turns").fetchall())
+    assert (reasons[turn_id], reasons[other]) == ("no_tokens", None)
+    assert {row[0] for row in old.execute("SELECT source FROM verdicts")} == {"none"}
+
+
+def test_an_upgrade_that_fails_changes_nothing(
+    old: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old.commit()
+    before = list(old.iterdump())
+    monkeypatch.setattr(since_0_2_0, "_FILLED", ("UPDATE nothing SET a = 1",))
+    with pytest.raises(RecordError, match="cannot be migrated"):
+        upgraded(old)
+    assert list(old.iterdump()) == before
+
+
+def test_a_record_between_releases_is_named(old: sqlite3.Connection) -> None:
+    old.execute("UPDATE alembic_version SET version_num = '0021'")
+    with pytest.raises(RecordError, match="schema 0021 of a Patina"):
+        upgraded(old)

@@ -15,9 +15,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from cli.recorded_traffic import draft_of, parse_line
@@ -28,7 +31,7 @@ from store.errors import RecordUnavailable
 from store.journal import EntryKind, JournalWriter, segments
 from store.lifecycle import Stage
 from store.record import Record
-from store.schema import metadata
+from store.schema import TRAJECTORY_COLUMNS, metadata
 from store.values import Feedback, Heartbeat, Selection, WishReading, WishScope
 from tests.making import make_answer, make_turn, make_verdict
 from tests.proxy.test_main import process, recording, send_requests, write_settings
@@ -96,6 +99,28 @@ def server() -> Iterator[str]:
             process.wait()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+async def test_a_record_of_release_0_2_0_gets_exactly_the_declared_tables(server: str) -> None:
+    released = Path(__file__).parent / "released" / "0.2.0-postgresql.sql"
+    old = sa.make_url(server).set(database="released")
+    engine = create_async_engine(server, isolation_level="AUTOCOMMIT")
+    async with engine.connect() as connection:
+        await connection.execute(sa.text("CREATE DATABASE released"))
+    await engine.dispose()
+    engine = create_async_engine(old)
+    async with engine.connect() as connection:
+        driver: Any = (await connection.get_raw_connection()).driver_connection
+        await driver.execute(released.read_text(encoding="utf-8"))
+    await asyncio.to_thread(upgrade, old.render_as_string(hide_password=False))
+    async with engine.connect() as connection:
+        found = await connection.run_sync(
+            lambda sync: compare_metadata(MigrationContext.configure(sync), metadata)
+        )
+        rows = await connection.execute(sa.text("SELECT * FROM trajectories"))
+        assert tuple(rows.keys()) == TRAJECTORY_COLUMNS
+    await engine.dispose()
+    assert found == []
 
 
 async def test_the_walk_from_recorded_to_trained_is_the_same_on_postgresql(server: str) -> None:
