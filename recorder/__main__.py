@@ -18,7 +18,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from recorder.old_journal import convert_old_journal
 from recorder.telemetry import RecorderTelemetry
 from recorder.worker import RecorderWorker
 from store.errors import ConfigError, RecordCorrupt, RecordError, RecordUnavailable
@@ -87,21 +86,6 @@ def open_telemetry(settings: Settings) -> RecorderTelemetry:
     return RecorderTelemetry(settings.metrics_file, exporter, with_content=settings.otlp_content)
 
 
-def _take_over(settings: Settings) -> None:
-    """Take over what an earlier version left. If that fails, the file stays where it is, and the next start tries again."""
-    try:
-        found = asyncio.run(convert_old_journal(settings.home, settings.journal_folder))
-    except OSError as exc:
-        print(f"recorder: {exc}; the next start tries again", file=sys.stderr, flush=True)
-        return
-    if found is not None and found.unreadable:
-        print(
-            f"recorder: {found.unreadable} turns of an earlier version cannot be read; they stay in {found.kept}",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
 async def _serve(worker: RecorderWorker) -> None:
     """Run until SIGTERM or SIGINT."""
     running = asyncio.create_task(worker.run())
@@ -121,7 +105,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _only_recorder(settings.journal_folder):
             asyncio.run(check_record(settings.database_url))
             os.nice(_NICE)
-            _take_over(settings)
             # Turns create no reference cycles and the caches are bounded.
             gc.freeze()
             gc.set_threshold(50_000, 20, 50)
