@@ -42,7 +42,6 @@ from store.settings import Settings
 from store.texts import clip, counted, last_user_text, three_digits
 from store.values import (
     BASE_VERSION,
-    OPEN_RELEASES,
     AdapterState,
     AdapterVersion,
     CanaryRelease,
@@ -50,6 +49,7 @@ from store.values import (
     Heartbeat,
     Json,
     RecordStatus,
+    ReleaseStage,
     ScoredTurn,
     UnusedComplaint,
     adapter_name,
@@ -130,7 +130,7 @@ async def _read_status(
         status = await record.status(policy=given)
         policies = [given] if given else policies_of(settings.policy, {settings.policy, *status.live})
         unused = [one for policy in policies for one in await record.unused_complaints(policy, since)]
-        tried = await record.canary_releases(given, stages=OPEN_RELEASES)
+        tried = await record.canary_releases(given, stages=(ReleaseStage.RUNNING,))
         versions = [one for policy in policies for one in await record.adapters(policy)]
         refused = [one for one in versions if one.state is AdapterState.REFUSED]
         return status, unused, await record.client_traffic(client_warnings.WINDOW), tried, refused

@@ -22,7 +22,6 @@ from store.settings import DEFAULT_ORIGIN, Settings, origins_of, to_json
 from store.texts import content_text, last_user_text, strip_controls
 from store.values import (
     BASE_VERSION,
-    OPEN_RELEASES,
     AdapterState,
     AdapterVersion,
     AliasMove,
@@ -31,6 +30,7 @@ from store.values import (
     Json,
     JudgedTurn,
     RecordStatus,
+    ReleaseStage,
     StepReport,
     TurnKind,
     Wish,
@@ -180,7 +180,7 @@ async def overview(record: Record, viewer: Viewer) -> Json:
     live = await record.live_version(viewer.policy)
     by_version, over_time = shares_by_version(judged), shares_over_time(judged)
     trials, damaged_trials = sort_out(
-        await record.canary_releases(viewer.policy, stages=OPEN_RELEASES), _release_name
+        await record.canary_releases(viewer.policy, stages=(ReleaseStage.RUNNING,)), _release_name
     )
     return {
         "live": live,

@@ -24,9 +24,9 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
 
-from proxy.canary_arms import is_in_canary, known_conversations
 from proxy.version_locks import VersionLocks
 from serving.protocol import BackendClient, Capabilities
+from store.canary_arms import is_in_canary, known_conversations
 from store.change_notice import ChangeNotice
 from store.errors import (
     AdapterError,
@@ -74,9 +74,10 @@ class Lease:
         name: the backend's name of the version; None: the client's own model name is forwarded.
         is_own: the policy is the caller's own; another's must not learn from it.
         is_pinned: the caller asked for this very version.
+        drawn: name of the conversation where a canary release drew which version serves it; "": none did.
     """
 
-    __slots__ = ("_release", "is_own", "is_pinned", "name", "policy", "version")
+    __slots__ = ("_release", "drawn", "is_own", "is_pinned", "name", "policy", "version")
 
     def __init__(
         self,
@@ -87,12 +88,14 @@ class Lease:
         *,
         is_own: bool = True,
         is_pinned: bool = False,
+        drawn: str = "",
     ) -> None:
         self.name = name
         self.policy = policy
         self.version = version
         self.is_own = is_own
         self.is_pinned = is_pinned
+        self.drawn = drawn
         self._release: Callable[[], None] | None = release
 
     def release(self) -> None:
@@ -109,7 +112,7 @@ class ModelRequest:
     Attributes:
         group: adapter group of the caller's key (`store.policies`).
         is_owner: the caller may use the policies of other keys.
-        conversation: returns what names the conversation (`proxy.canary_arms`); None: it is in no canary release.
+        conversation: returns what names the conversation (`store.canary_arms`); None: it is in no canary release.
     """
 
     model: str | None
@@ -249,9 +252,8 @@ class _Trial:
     before: frozenset[str]
     is_ready: bool = False
 
-    def takes(self, policy: str, conversation: str) -> bool:
-        is_new = conversation not in self.before
-        return self.is_ready and is_new and is_in_canary(conversation, policy, self.version, self.share)
+    def draws(self, conversation: str) -> bool:
+        return self.is_ready and conversation not in self.before
 
 
 @dataclass(slots=True)
@@ -350,13 +352,13 @@ class AdapterAlias:
         pointer = self._pointers.get(policy)
         return BASE_VERSION if pointer is None else pointer.live
 
-    def _version_on_trial(self, policy: str, conversation: Callable[[], str] | None) -> int | None:
-        """Return the version of a canary release that serves this conversation, if one does."""
+    def _draw(self, policy: str, conversation: Callable[[], str] | None) -> tuple[str, int | None]:
+        """Return the name of a conversation for which a canary release draws, "" where none does, and its version where that serves it."""
         pointer = self._pointers.get(policy)
         trial = None if pointer is None else pointer.trial
-        if trial is None or conversation is None or not trial.takes(policy, conversation()):
-            return None
-        return trial.version
+        if trial is None or conversation is None or not trial.draws(name := conversation()):
+            return "", None
+        return name, trial.version if is_in_canary(name, policy, trial.version, trial.share) else None
 
     # ---- requests
 
@@ -371,10 +373,11 @@ class AdapterAlias:
                     f"the backend at {self._backend.address} is not up: {self._loop_error or 'no answer yet'}"
                 ) from None
         policy, wanted = self.resolve(asked.model, group=asked.group, is_owner=asked.is_owner)
+        drawn = ""
         if wanted is None:
-            trial = self._version_on_trial(policy, asked.conversation)
+            drawn, trial = self._draw(policy, asked.conversation)
             if trial is not None and await self._claim(policy, trial, wait_s=0.0):
-                return self._lease_of(policy, trial, asked.group)
+                return self._lease_of(policy, trial, asked.group, drawn=drawn)
             version = self._live_of(policy)
             is_loaded = await self._claim(policy, version, min(wait_s, self._cold_wait_s))
             if not is_loaded and version != self._live_of(policy):  # it was refused, and its ancestor is live
@@ -392,9 +395,11 @@ class AdapterAlias:
                 raise UnknownModel(
                     f"The model `{asked.model}` is not loaded. `{self.policy}` is the live version."
                 )
-        return self._lease_of(policy, version, asked.group, is_pinned=wanted is not None)
+        return self._lease_of(policy, version, asked.group, is_pinned=wanted is not None, drawn=drawn)
 
-    def _lease_of(self, policy: str, version: int, group: str, *, is_pinned: bool = False) -> Lease:
+    def _lease_of(
+        self, policy: str, version: int, group: str, *, is_pinned: bool = False, drawn: str = ""
+    ) -> Lease:
         return Lease(
             self._base if version == BASE_VERSION else adapter_name(policy, version),
             policy,
@@ -402,6 +407,7 @@ class AdapterAlias:
             lambda: self._release_version(policy, version),
             is_own=group_of(self.policy, policy) == group,
             is_pinned=is_pinned,
+            drawn=drawn,
         )
 
     def resolve(self, model: str | None, *, group: str, is_owner: bool) -> tuple[str, int | None]:

@@ -41,7 +41,6 @@ from proxy.asgi import (
 )
 from proxy.auth import Principal
 from proxy.backend_quirks import BackendQuirks
-from proxy.canary_arms import conversation_of
 from proxy.client_names import add_client_hint
 from proxy.heap import LARGE_BODY_BYTES
 from proxy.http_protocol import ClientConnection
@@ -49,6 +48,7 @@ from proxy.issued import IssuedTurns
 from proxy.prompt_wishes import PromptText, PromptWishes
 from proxy.recent_turns import RecentTurns
 from serving.protocol import BackendClient, BackendReply
+from store.canary_arms import conversation_of
 from store.errors import (
     UpstreamConnectTimeout,
     UpstreamError,
@@ -635,6 +635,7 @@ class ChatRelay:
             traceparent=exchange.traceparent,
             wish_text=exchange.wishes.text if exchange.wishes is not None else "",
             wish_place=exchange.wish_place,
+            drawn=lease.drawn if lease is not None else "",
         )
 
     # ---- to the backend

@@ -111,6 +111,7 @@ def _build_turn(
         api=captured.api if position == 0 else None,
         wish_text=captured.wish_text,
         wish_place=captured.wish_place,
+        drawn=captured.drawn,
     )
 
 

@@ -38,7 +38,7 @@ from store.values import BASE_VERSION, Feedback, Heartbeat, Json, NewTurn, gatew
 from store.verify import verify
 
 #: Newest migration this code knows. A test holds it against `migrations/`.
-SCHEMA_REVISION = "0036"
+SCHEMA_REVISION = "0037"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -197,7 +197,7 @@ class Record:
     canary_releases = _read(canary.releases)
     routes = _read(canary.routes)
     settle_release = _write(canary.settle)
-    served_turns = _read(canary.served_turns)
+    drawn_conversations = _read(canary.drawn_conversations)
     conversations_before = _read(canary.conversations_before)
     active_keys = _read(canary.active_keys)
     reject = _write(trainer.reject)

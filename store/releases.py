@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from store.texts import counted
 from store.values import CanaryRelease, Json, ReleaseStage, adapter_name
-
-_RATES = {
-    "complaints": ("complaints", "judged turns"),
-    "faulty": ("empty or cut replies", "replies"),
-    "retries": ("repeated prompts", "followed turns"),
-}
 
 
 def sentence(release: CanaryRelease) -> str:
@@ -19,8 +14,6 @@ def sentence(release: CanaryRelease) -> str:
     match release.stage:
         case ReleaseStage.RUNNING:
             return f"on trial with {release.share:.0%} of the new conversations"
-        case ReleaseStage.WATCHED:
-            return f"live and still compared with version {release.baseline_version}{about}"
         case ReleaseStage.KEPT:
             return f"kept{about}"
         case ReleaseStage.ROLLED_BACK:
@@ -34,7 +27,7 @@ def sentence(release: CanaryRelease) -> str:
 def status_lines(releases: Sequence[CanaryRelease]) -> Iterator[str]:
     """Yield a line for each release that is not over, with the counts of its complaints."""
     for release in releases:
-        if release.stage not in (ReleaseStage.RUNNING, ReleaseStage.WATCHED):
+        if release.stage is not ReleaseStage.RUNNING:
             continue
         yield f"{adapter_name(release.policy, release.version)}: {sentence(release)}{_complaints(release)}"
 
@@ -42,16 +35,19 @@ def status_lines(releases: Sequence[CanaryRelease]) -> Iterator[str]:
 def number_lines(release: CanaryRelease) -> Iterator[str]:
     """Yield what the newest comparison counted, for `why`."""
     numbers = release.numbers
-    if "canary" not in numbers:
+    if "found" not in numbers:
         yield numbers.get("unreadable", "nothing was counted yet")
         return
-    for name, (what, of) in _RATES.items():
-        pairs = (
-            f"{_counted(numbers['canary'], name)} {of}",
-            f"{_counted(numbers['baseline'], name)} of version",
-        )
-        yield f"{what} in {pairs[0]}, in {pairs[1]} {release.baseline_version}"
+    other = f"{_counted(numbers['baseline'])} of version {release.baseline_version}"
+    yield f"complaints in {_counted(numbers['canary'])}; in {other}"
     yield f"evidence that it is worse: {numbers['evidence']:.3g}; it is rolled back at {numbers['threshold']:g}"
+    if (without := numbers["evidence_without_one_key"]) is not None:
+        yield f"evidence without the key that adds most: {without:.3g}; it must reach {numbers['threshold_without']:g}"
+    found = numbers["found"]
+    yield (
+        f"with so many conversations, a version with complaints in 50 % of the turns instead of 10 % is found in {found['from_10_to_50']:.0%} of such "
+        f"trials, one with 25 % in {found['from_10_to_25']:.0%}; what is rarer or smaller stays unseen"
+    )
 
 
 def to_json(release: CanaryRelease) -> Json:
@@ -70,13 +66,10 @@ def to_json(release: CanaryRelease) -> Json:
 
 
 def _complaints(release: CanaryRelease) -> str:
-    if "canary" not in release.numbers:
+    if "found" not in release.numbers:
         return ""
-    mine = _counted(release.numbers["canary"], "complaints")
-    other = _counted(release.numbers["baseline"], "complaints")
-    return f"; complaints in {mine} judged turns, {other} of version {release.baseline_version}"
+    return f": complaints in {_counted(release.numbers['canary'])}, {_counted(release.numbers['baseline'])} of version {release.baseline_version}"
 
 
-def _counted(arm: Json, name: str) -> str:
-    events, trials = arm[name]
-    return f"{events} of {trials}"
+def _counted(arm: Json) -> str:
+    return f"{arm['complaints']} of {counted(arm['judged'], 'judged turn')} of {counted(arm['conversations'], 'conversation')}"

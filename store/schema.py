@@ -114,6 +114,9 @@ turns = Table(
     Column("main_drop_reason", String(32)),  # of a side turn: why it would not train as a main turn either
     Column("wish_text", Text, nullable=False, server_default=""),  # added to the prompt; "": nothing
     Column("wish_place", String(16), nullable=False, server_default=""),
+    Column(
+        "drawn", _HASH, nullable=False, server_default=""
+    ),  # conversation of a canary release's draw; "": none
     Index(None, "key_name", "reply_key", "created_at"),
     Index(None, "key_name", "request_key", "created_at"),
     Index(None, "key_name", "completion_key", "created_at"),

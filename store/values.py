@@ -182,6 +182,9 @@ class NewTurn:
     api: Json | None = None  #: of a client that does not speak chat: `RecordedTurn.api`
     wish_text: str = ""  #: what the gateway added to ``messages`` for the sampler (`wire.wish_text`)
     wish_place: str = ""
+    drawn: str = (
+        ""  #: name of the conversation where a canary release drew who serves it (`store.canary_arms`)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -567,15 +570,10 @@ class ReleaseStage(_StoredState):
     """Where a canary release stands."""
 
     RUNNING = "running"  #: the version serves a share of the new conversations
-    WATCHED = "watched"  #: it is live, and its turns are still compared
-    KEPT = "kept"  #: the watch ended and found nothing
+    KEPT = "kept"  #: it went live
     ROLLED_BACK = "rolled_back"
     SUPERSEDED = "superseded"  #: another version went live, or a person moved the alias
     DAMAGED = "damaged"  #: the row names no stage
-
-
-#: Stages of a release whose version may still be withdrawn.
-OPEN_RELEASES = (ReleaseStage.RUNNING, ReleaseStage.WATCHED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -583,7 +581,7 @@ class CanaryRelease:
     """A version that passed the gate and serves a share of the new conversations before all of them.
 
     Attributes:
-        baseline_version: what is live when it begins, and what is live again after a rollback.
+        baseline_version: what is live when it begins, and stays live after a rollback.
         share: of the new conversations.
         numbers: what the newest comparison counted (`trainer.canary_release`).
     """
@@ -600,23 +598,17 @@ class CanaryRelease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedTurn:
-    """What became of a turn that a version served, for the comparison of two versions.
+class DrawnConversation:
+    """A conversation that chance gave to one of two versions, when its time is over.
 
     Attributes:
-        verdict: the newest; None: not judged, or no opinion.
-        is_faulty: the reply was empty or cut at the length limit.
-        is_followed: something followed it.
-        is_retried: a person asked the same again.
+        is_on_trial: it was given to the version on trial, whichever served it in fact.
+        complaints: whether each judged turn has one, oldest first; an empty reply counts as one.
     """
 
-    version: int
-    session_id: str
     key_name: str
-    verdict: int | None
-    is_faulty: bool
-    is_followed: bool
-    is_retried: bool
+    is_on_trial: bool
+    complaints: tuple[bool, ...]
 
 
 class StepRole(StrEnum):

@@ -167,7 +167,7 @@ SANS_IO = {
     "trainer.advantages",
     "trainer.sequential_rates",
     "trainer.canary_release",
-    "proxy.canary_arms",
+    "store.canary_arms",
     "lab.evals.metrics",
     "lab.evals.simulated_user",
     "lab.evals.preferences",

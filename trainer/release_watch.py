@@ -8,18 +8,17 @@ from collections.abc import Mapping
 
 from store.record import Record
 from store.settings import Settings
-from store.values import OPEN_RELEASES, AdapterState, CanaryRelease, ReleaseStage, adapter_name
-from trainer.canary_release import Decision, Ruling, compare, decide, older_versions
+from store.values import AdapterState, CanaryRelease, ReleaseStage, adapter_name
+from trainer.canary_release import Decision, compare
 
 #: Interval of the reviews.
-_REVIEW_S = 1.0
+_REVIEW_S = 5.0
 #: Shares of the new conversations where one key uses a policy, and where several do.
 SHARE_OF_ONE, SHARE_OF_MANY = 0.5, 0.1
 _ACTIVE_S = 30 * 24 * 3600.0
 
 _NEXT: Mapping[Decision, ReleaseStage] = {
-    Decision.PROMOTE: ReleaseStage.WATCHED,
-    Decision.KEEP: ReleaseStage.KEPT,
+    Decision.PROMOTE: ReleaseStage.KEPT,
     Decision.ROLL_BACK: ReleaseStage.ROLLED_BACK,
 }
 
@@ -33,39 +32,30 @@ class ReleaseWatch:
         self._reviewed_at = -_REVIEW_S
         self._running: dict[str, int] = {}
 
-    async def review(self) -> Mapping[str, int]:
-        """Decide on every open release; returns the policies whose next step waits, each with the version that is tried."""
+    async def review(self, now: float | None = None) -> Mapping[str, int]:
+        """Decide on every release that runs; returns the policies whose next step waits, each with the version that is tried."""
         if time.monotonic() - self._reviewed_at < _REVIEW_S:
             return self._running
         self._reviewed_at = time.monotonic()
-        running = {}
-        for release in await self._record.canary_releases(stages=OPEN_RELEASES):
-            decision = await self._settle(release)
-            if release.stage is ReleaseStage.RUNNING and decision is Decision.HOLD:
-                running[release.policy] = release.version
-        self._running = running
-        return running
+        self._running = {
+            release.policy: release.version
+            for release in await self._record.canary_releases(stages=(ReleaseStage.RUNNING,))
+            if not await self._settle(release, time.time() if now is None else now)
+        }
+        return self._running
 
-    async def _settle(self, release: CanaryRelease) -> Decision:
-        ruling = await self._rule(release)
-        if ruling.decision is Decision.HOLD and ruling.numbers == release.numbers:
-            return ruling.decision
+    async def _settle(self, release: CanaryRelease, now: float) -> bool:
+        """Decide on a release; returns whether it is over. It stays open where it was moved meanwhile: the next review sees it."""
+        ruling = compare(release, await self._record.drawn_conversations(release, now), now)
+        is_over = ruling.decision is not Decision.HOLD
+        if not is_over and ruling.numbers == release.numbers:
+            return False
         stage = _NEXT.get(ruling.decision, release.stage)
         done = await self._record.settle_release(release, stage, numbers=ruling.numbers, reason=ruling.reason)
         if done and stage is ReleaseStage.ROLLED_BACK:
             name = adapter_name(release.policy, release.version)
             print(f"patina: {name} is rolled back: {ruling.reason}", file=sys.stderr, flush=True)
-        return ruling.decision if done else Decision.HOLD
-
-    async def _rule(self, release: CanaryRelease) -> Ruling:
-        """Compare the version with the live one of the time and with older ones."""
-        parents = {a.version: a.parent_version for a in await self._record.adapters(release.policy)}
-        older = older_versions(parents, release.version)
-        versions = (release.version, release.baseline_version)
-        turns = await self._record.served_turns(release.policy, versions, release.started_at)
-        past = await self._record.served_turns(release.policy, older, 0.0) if older else []
-        arms, without = compare(release, turns, past)
-        return decide(release, arms, without)
+        return done and is_over
 
     async def share_of_next(self, policy: str) -> float:
         """Return the share of the new conversations that the next version of a policy serves first; 0: it goes live at once."""

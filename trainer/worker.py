@@ -59,12 +59,12 @@ from store.record import Record
 from store.settings import Settings, training_settings
 from store.values import (
     BASE_VERSION,
-    OPEN_RELEASES,
     AdapterState,
     AdapterVersion,
     Heartbeat,
     Json,
     RecentVerdict,
+    ReleaseStage,
     ScoredTurn,
     StepInputs,
     StepReport,
@@ -562,7 +562,7 @@ class TrainerWorker:
             for a in adapters
             if a.state in (AdapterState.PUBLISHED, AdapterState.REJECTED, AdapterState.REFUSED)
         }
-        releases = await self._record.canary_releases(policy, stages=OPEN_RELEASES)
+        releases = await self._record.canary_releases(policy, stages=(ReleaseStage.RUNNING,))
         tried = {version for one in releases for version in (one.version, one.baseline_version)}
         budget = int(self._settings.keep_gb * 1e9)
         sizes = {a.version: folder_size(Path(a.path)) for a in adapters if a.version in with_files and budget}

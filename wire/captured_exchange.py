@@ -29,6 +29,7 @@ class CapturedExchange:
         first_chunk_at, backend_ended_at: when the first and the last bytes of the reply's body came.
         traceparent: of the request (W3C Trace Context), or "".
         wish_text, wish_place: the wishes that the gateway added to the request, and where (`wire.wish_text`); "": none.
+        drawn: name of the conversation where a canary release drew which version serves it (`store.canary_arms`); "": none did.
     """
 
     turn_id: str
@@ -54,6 +55,7 @@ class CapturedExchange:
     traceparent: str = ""
     wish_text: str = ""
     wish_place: str = ""
+    drawn: str = ""
 
     @property
     def is_whole(self) -> bool:
@@ -66,7 +68,15 @@ _SCALAR_FIELDS = (
     "temperature", "size",
 )  # fmt: skip
 #: Fields that entries of earlier versions do not have.
-_NEWER_FIELDS = ("sent_at", "first_chunk_at", "backend_ended_at", "traceparent", "wish_text", "wish_place")
+_NEWER_FIELDS = (
+    "sent_at",
+    "first_chunk_at",
+    "backend_ended_at",
+    "traceparent",
+    "wish_text",
+    "wish_place",
+    "drawn",
+)
 
 
 def dump_exchange(captured: CapturedExchange, raw: bytes | None) -> bytes:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Row
 
 from store import schema
+from store.canary_arms import is_in_canary
 from store.database import upsert
 from store.hashing import exact_json
 from store.queries.alias import move_alias
@@ -16,18 +17,17 @@ from store.queries.common import aliases, chain_messages, lock_aliases, moment, 
 from store.texts import first_user_text
 from store.values import (
     BASE_VERSION,
-    OPEN_RELEASES,
     AliasMove,
     CanaryRelease,
+    DrawnConversation,
     Json,
-    Relation,
     ReleaseStage,
-    ServedTurn,
     TurnKind,
 )
 
-#: Turns of one version that a comparison reads at most, the newest.
-_MOST_TURNS = 2_000
+#: How long a conversation is watched: what is said of it later does not count. So its outcome never changes once it counts, without which
+#: the test (`trainer.sequential_rates`) would not hold.
+WINDOW_S = 3600.0
 #: Conversations that count as begun before a release: those with their first turn in so many seconds before it.
 _RECENT_S, _MOST_CONVERSATIONS = 24 * 3600.0, 2_000
 
@@ -56,7 +56,7 @@ def supersede(
 ) -> None:
     """End the open release of a policy (only one of ``version``): another version goes live."""
     c = schema.canary_releases.c
-    where = [c.policy == policy, c.stage.in_([stage.value for stage in OPEN_RELEASES])]
+    where = [c.policy == policy, c.stage == ReleaseStage.RUNNING.value]
     if version is not None:
         where.append(c.version == version)
     connection.execute(
@@ -93,10 +93,7 @@ def settle(
     reason: str,
     now: float | None = None,
 ) -> bool:
-    """Move a release to its next stage, and the alias with it: compare-and-set.
-
-    A version that is promoted goes live; the version before is live again where one that was live is rolled back. With the release's own
-    stage only its numbers change.
+    """Move a release to its next stage: compare-and-set. A version that is kept goes live; with the release's own stage only its numbers change.
 
     Returns:
         False, with nothing written, when the release is at another stage by now, or when what is live is not what the release says.
@@ -105,8 +102,7 @@ def settle(
     lock_aliases(connection)
     live_move = aliases(connection).get(release.policy)
     live = live_move.version if live_move is not None else BASE_VERSION
-    is_watched = release.stage is ReleaseStage.WATCHED
-    if live != (release.version if is_watched else release.baseline_version):
+    if live != release.baseline_version:
         return False
     c = schema.canary_releases.c
     changed: dict[str, Any] = {"numbers": exact_json(numbers), "reason": reason}
@@ -119,59 +115,54 @@ def settle(
     )
     if done.rowcount != 1:
         return False
-    goes_live = None
-    if stage is ReleaseStage.WATCHED and not is_watched:
-        goes_live = release.version
-    elif stage is ReleaseStage.ROLLED_BACK and is_watched:
-        goes_live = release.baseline_version
-    if goes_live is not None:
-        move_alias(connection, release.policy, goes_live, at=now, actor="canary")
+    if stage is ReleaseStage.KEPT:
+        move_alias(connection, release.policy, release.version, at=now, actor="canary")
     return True
 
 
-def served_turns(
-    connection: sa.Connection, policy: str, versions: Sequence[int], since: float
-) -> list[ServedTurn]:
-    """Return the main turns of these versions in conversations that began at ``since`` or later, oldest first.
+def drawn_conversations(
+    connection: sa.Connection, release: CanaryRelease, now: float
+) -> list[DrawnConversation]:
+    """Return the conversations that a release drew a version for and whose time is over, oldest first.
 
-    A conversation that was under way before was not assigned to a version by chance.
+    A conversation is what the draw is by (`store.canary_arms`), so that no two of them share a draw.
     """
-    t, v, n = schema.turns.c, schema.verdicts.c, schema.next_states.c
-    earlier = schema.turns.alias("earlier")
-    verdict = (
-        sa.select(v.value)
-        .where(v.turn_id == t.turn_id)
-        .order_by(v.verdict_id.desc())
-        .limit(1)
-        .correlate(schema.turns)
-        .scalar_subquery()
-    )
-    followed = sa.exists().where(n.turn_id == t.turn_id).correlate(schema.turns)
-    retried = (
-        sa.exists().where(n.turn_id == t.turn_id, n.relation == Relation.RETRY.value).correlate(schema.turns)
-    )
-    found: list[ServedTurn] = []
-    for version in versions:
-        rows = connection.execute(
-            sa.select(
-                t.adapter_version, t.session_id, t.key_name, t.finish_reason, t.completion, t.tool_calls,
-                verdict.label("verdict"), followed.label("followed"), retried.label("retried"),
-            )
-            .where(
-                t.policy == policy,
-                t.adapter_version == version,
-                t.kind == TurnKind.MAIN.value,
-                t.status_code < 400,
-                t.created_at >= since,
-                ~sa.exists()
-                .where(earlier.c.session_id == t.session_id, earlier.c.created_at < since)
-                .correlate(schema.turns),
-            )
-            .order_by(t.created_at.desc(), t.turn_id)
-            .limit(_MOST_TURNS)
-        ).all()  # fmt: skip
-        found += [_served(row) for row in reversed(rows)]
-    return found
+    t, v = schema.turns.c, schema.verdicts.c
+    rows = connection.execute(
+        sa.select(
+            t.drawn, t.key_name, t.created_at, t.turn_id, t.completion, t.tool_calls,
+            v.value, v.created_at.label("judged_at"),
+        )
+        .outerjoin_from(schema.turns, schema.verdicts, v.turn_id == t.turn_id)
+        .where(
+            t.policy == release.policy,
+            t.drawn != "",
+            t.kind == TurnKind.MAIN.value,
+            t.status_code < 400,
+            t.created_at >= release.started_at,
+        )
+        .order_by(t.created_at, t.turn_id, v.verdict_id)
+    )  # fmt: skip
+    begun: dict[str, tuple[str, float, dict[str, bool]]] = {}
+    for row in rows:
+        _, start, turns = begun.setdefault(row.drawn, (row.key_name, row.created_at, {}))
+        if row.created_at > start + WINDOW_S:
+            continue
+        if not row.completion.strip() and row.tool_calls in ("[]", ""):
+            turns[row.turn_id] = True
+        elif row.judged_at is not None and row.judged_at <= start + WINDOW_S:
+            turns.pop(row.turn_id, None)  # the newest verdict counts, and one without a value says nothing
+            if row.value is not None:
+                turns[row.turn_id] = row.value == -1
+    return [
+        DrawnConversation(
+            key_name=key,
+            is_on_trial=is_in_canary(name, release.policy, release.version, release.share),
+            complaints=tuple(turns.values()),
+        )
+        for name, (key, start, turns) in begun.items()
+        if start + WINDOW_S <= now
+    ]
 
 
 def conversations_before(
@@ -209,19 +200,6 @@ def active_keys(connection: sa.Connection, policy: str, since: float) -> int:
         t.policy == policy, t.kind == TurnKind.MAIN.value, t.created_at >= since
     )
     return int(connection.execute(count).scalar_one())
-
-
-def _served(row: Any) -> ServedTurn:
-    is_empty = not row.completion.strip() and row.tool_calls in ("[]", "")
-    return ServedTurn(
-        version=row.adapter_version,
-        session_id=row.session_id,
-        key_name=row.key_name,
-        verdict=row.verdict,
-        is_faulty=is_empty or row.finish_reason == "length",
-        is_followed=bool(row.followed),
-        is_retried=bool(row.retried),
-    )
 
 
 def _release(row: Row[Any]) -> CanaryRelease:

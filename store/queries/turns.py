@@ -354,6 +354,7 @@ def _columns(turn: NewTurn) -> Json:
         "drop_detail": turn.drop_detail,
         "wish_text": turn.wish_text,
         "wish_place": turn.wish_place,
+        "drawn": turn.drawn,
         "main_drop_reason": None if turn.main_drop_reason is None else turn.main_drop_reason.value,
     }
 

@@ -4,7 +4,9 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-from store.values import ReleaseStage, StepReport
+from store.queries.canary import WINDOW_S
+from store.record import Record
+from store.values import DrawnConversation, ReleaseStage, StepReport
 from tests.proxy.conftest import Gateway
 from tests.proxy.test_adapters import backend, is_live, make_adapter, publish, rollback
 from tests.waiting import until
@@ -31,12 +33,17 @@ def ask(gateway: Gateway, text: str, *more: str) -> str:
     return str(gateway.upstream.seen[-1].body["model"])
 
 
+async def drawn_conversations(record: Record) -> list[DrawnConversation]:
+    (release,) = await record.canary_releases()
+    return await record.drawn_conversations(release, time.time() + 2 * WINDOW_S)
+
+
 def settle(gateway: Gateway, stage: ReleaseStage) -> None:
     async def move(record: object) -> None:
         (release,) = [
             one
             for one in await record.canary_releases()  # type: ignore[attr-defined]
-            if one.stage in (ReleaseStage.RUNNING, ReleaseStage.WATCHED)
+            if one.stage is ReleaseStage.RUNNING
         ]
         assert await record.settle_release(release, stage, numbers={}, reason="")  # type: ignore[attr-defined]
 
@@ -55,8 +62,12 @@ def test_new_conversations_are_shared_and_each_stays_with_its_version(
     assert set(first.values()) == {"tiny@1", "tiny@2"}
     for text, version in first.items():
         assert ask(gateway, text, "an answer", "and then?") == version
-    recorded = {row["messages"][0]["content"]: row["adapter_version"] for row in gateway.rows(49)}
+    rows = gateway.rows(49)
+    recorded = {row["messages"][0]["content"]: row["adapter_version"] for row in rows}
     assert {text: f"tiny@{recorded[text]}" for text in first} == first
+    drawn = gateway.in_record(drawn_conversations)
+    assert len(drawn) == 24  # the old conversation was not drawn for, and a conversation is drawn for once
+    assert sum(one.is_on_trial for one in drawn) == sum(version == "tiny@2" for version in first.values())
 
 
 def test_a_conversation_that_began_before_the_trial_stays_with_the_live_version(
@@ -79,13 +90,14 @@ def test_a_promoted_version_serves_all_and_a_rolled_back_one_nothing(
     publish(gateway, 1, tmp_path)
     is_live(gateway, 1)
     try_version(gateway, 2, tmp_path, 0.5)
-    settle(gateway, ReleaseStage.WATCHED)
+    settle(gateway, ReleaseStage.KEPT)
     is_live(gateway, 2)
     assert {ask(gateway, f"after {i}") for i in range(6)} == {"tiny@2"}
+    try_version(gateway, 3, tmp_path, 0.5)
     settle(gateway, ReleaseStage.ROLLED_BACK)
-    is_live(gateway, 1)
-    assert {ask(gateway, f"back {i}") for i in range(6)} == {"tiny@1"}
-    until(lambda: 2 not in backend(gateway)["loaded"], "the version is unloaded")
+    until(lambda: backend(gateway)["canary"] is None, "no version is on trial")
+    assert {ask(gateway, f"back {i}") for i in range(6)} == {"tiny@2"}
+    until(lambda: 3 not in backend(gateway)["loaded"], "the version is unloaded")
 
 
 def test_a_person_who_moves_the_alias_ends_the_trial_at_the_gateway(gateway: Gateway, tmp_path: Path) -> None:

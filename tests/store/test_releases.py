@@ -1,6 +1,8 @@
 """Canary releases in `status`, `versions` and `why`; pins; which versions a rollback can reach."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +11,11 @@ from cli.commands import ranges
 from cli.main import main
 from store.record import Record
 from store.releases import number_lines, sentence
-from store.values import CanaryRelease, ReleaseStage
+from store.values import CanaryRelease, DrawnConversation, ReleaseStage
 from tests.cli.test_commands import POLICY as CLI_POLICY
 from tests.cli.test_commands import fill
 from tests.store.queries.test_canary import POLICY, publish
-from trainer.canary_release import ArmCounts, Arms, decide
-from trainer.sequential_rates import Counts
+from trainer.canary_release import compare
 
 
 def release(stage: ReleaseStage, reason: str = "") -> CanaryRelease:
@@ -31,15 +32,25 @@ def test_each_stage_has_a_sentence() -> None:
 
 
 def test_the_numbers_of_a_decision_are_shown_as_counts() -> None:
-    arms = Arms(canary=ArmCounts(complaints=Counts(9, 18)), baseline=ArmCounts(complaints=Counts(2, 20)))
-    found = decide(release(ReleaseStage.RUNNING), arms)
+    conversations = [
+        DrawnConversation(key_name="ann", is_on_trial=i % 2 == 0, complaints=(i % 4 == 0, False))
+        for i in range(20)
+    ]
+    found = compare(release(ReleaseStage.RUNNING), conversations, 0.0)
     shown = CanaryRelease(
         policy=POLICY, version=8, baseline_version=7, share=0.1, stage=ReleaseStage.RUNNING, started_at=0.0,
         stage_since=0.0, reason="", numbers=found.numbers,
     )  # fmt: skip
     lines = list(number_lines(shown))
-    assert lines[0] == "complaints in 9 of 18 judged turns, in 2 of 20 of version 7"
-    assert lines[-1].endswith("it is rolled back at 20")
+    assert lines[0] == (
+        "complaints in 5 of 20 judged turns of 10 conversations; in 0 of 20 judged turns of 10 conversations of version 7"
+    )
+    assert lines[1].endswith("it is rolled back at 22")
+    assert re.search(
+        r"50 % of the turns instead of 10 % is found in \d+% of such trials, one with 25 % in \d+%", lines[2]
+    )
+    old = replace(shown, numbers={"canary": {"complaints": [1, 2]}})  # of an earlier schema
+    assert list(number_lines(old)) == ["nothing was counted yet"]
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from store.canary_arms import is_in_canary
+from store.queries.canary import WINDOW_S
 from store.record import Record
 from store.settings import Settings
 from store.values import AdapterState, ReleaseStage
 from tests.making import make_turn, make_verdict
 from tests.trainer.gates import open_the_gate
 from tests.trainer.test_worker import POLICY, Bench, settings_of
-from trainer.canary_release import TRIAL_TURNS, WATCH_TURNS
 from trainer.release_watch import SHARE_OF_MANY, SHARE_OF_ONE
+from trainer.sequential_rates import LIMIT
 
 
 @pytest.fixture
@@ -31,19 +33,25 @@ async def bench(record: Record, settings: Settings) -> AsyncIterator[Bench]:
     made.worker._thread.shutdown()
 
 
-async def serve(bench: Bench, version: int, count: int, complaints: int) -> None:
-    """Record judged turns of a version, each in a conversation of its own."""
-    for i in range(count):
-        turn_id = f"v{version}-{time.monotonic_ns()}-{i}"
+async def serve(bench: Bench, count: int, tried: int, live: int) -> None:
+    """Record conversations of one judged turn that the newest release draws for; of every ten of a version so many have a complaint."""
+    (*_, release) = await bench.record.canary_releases(POLICY)
+    served = {True: 0, False: 0}
+    while min(served.values()) < count:
+        name = f"{release.version}-{time.monotonic_ns()}"
+        arm = is_in_canary(name, POLICY, release.version, release.share)
+        served[arm] += 1
         now = time.time()
-        turn = make_turn(turn_id, session_id=turn_id, policy=POLICY, adapter_version=version)
+        turn = make_turn(name, session_id=name, policy=POLICY, drawn=name)
         await bench.record.write_turns([replace(turn, created_at=now, finished_at=now)])
-        await bench.record.add_verdict(make_verdict(turn_id, value=-1 if i < complaints else 0))
+        value = -1 if served[arm] % 10 < (tried if arm else live) else 0
+        await bench.record.add_verdict(replace(make_verdict(name, value=value), created_at=now))
 
 
 async def review(bench: Bench) -> None:
+    """Review when the time of all conversations is over."""
     bench.worker._due.releases._reviewed_at = -1e9
-    await bench.worker._due.releases.review()
+    await bench.worker._due.releases.review(time.time() + WINDOW_S)
 
 
 async def two_versions(bench: Bench) -> None:
@@ -63,8 +71,8 @@ async def test_a_version_is_tried_promoted_and_trained_on_while_the_next_batch_w
     await review(bench)
     assert not await bench.worker.work_once()
     assert bench.worker._state == f"waiting: {POLICY}@2 on trial"
-    await serve(bench, 1, TRIAL_TURNS, 1)
-    await serve(bench, 2, TRIAL_TURNS, 0)
+    await serve(bench, 25, 0, 2)
+    assert not await bench.worker.work_once()  # its conversations still go on
     await review(bench)
     assert (await bench.record.aliases())[POLICY].version == 2
     assert await bench.worker.work_once()
@@ -77,13 +85,12 @@ async def test_a_version_that_draws_complaints_is_rolled_back_and_the_live_one_i
     bench: Bench,
 ) -> None:
     await two_versions(bench)
-    await serve(bench, 1, 20, 1)
-    await serve(bench, 2, 20, 14)
+    await serve(bench, 20, 8, 1)
     await review(bench)
     (release,) = await bench.record.canary_releases(POLICY)
     assert release.stage is ReleaseStage.ROLLED_BACK
-    assert release.reason == "complaints in 14 of 20 turns against complaints in 1 of 20 turns"
-    assert release.numbers["evidence"] > 20
+    assert release.reason.startswith("complaints in ")
+    assert release.numbers["evidence"] == pytest.approx(LIMIT)
     assert (await bench.record.aliases())[POLICY].version == 1
     await bench.add("e", "f")
     assert await bench.worker.work_once()
@@ -92,27 +99,17 @@ async def test_a_version_that_draws_complaints_is_rolled_back_and_the_live_one_i
     assert third.parent_version == 1
 
 
-async def test_a_promoted_version_that_regresses_is_rolled_back_by_itself(bench: Bench) -> None:
+async def test_a_promoted_version_is_compared_no_more(bench: Bench) -> None:
+    """All conversations are its own then: those of the version before are of another time."""
     await two_versions(bench)
-    await serve(bench, 1, 20, 1)
-    await serve(bench, 2, TRIAL_TURNS, 0)
+    await serve(bench, 25, 0, 2)
     await review(bench)
-    assert (await bench.record.aliases())[POLICY].version == 2
-    await serve(bench, 2, 30, 28)
-    await review(bench)
-    assert (await bench.record.aliases())[POLICY].version == 1
-    assert (await bench.record.alias_moves(POLICY))[-1].actor == "canary"
-
-
-async def test_the_watch_of_a_good_version_ends(bench: Bench) -> None:
-    await two_versions(bench)
-    await serve(bench, 1, 20, 1)
-    await serve(bench, 2, TRIAL_TURNS, 0)
-    await review(bench)
-    await serve(bench, 2, WATCH_TURNS - TRIAL_TURNS, 2)
+    await serve(bench, 20, 10, 0)
     await review(bench)
     (release,) = await bench.record.canary_releases(POLICY)
     assert release.stage is ReleaseStage.KEPT
+    assert (await bench.record.aliases())[POLICY].version == 2
+    assert (await bench.record.alias_moves(POLICY))[-1].actor == "canary"
 
 
 async def test_the_files_of_a_version_on_trial_and_of_its_baseline_stay(bench: Bench) -> None:

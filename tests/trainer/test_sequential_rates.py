@@ -1,90 +1,81 @@
-"""The sequential test against its definition, and its error rates over simulated runs."""
+"""The bet against its definition: fair whatever the outcomes are, never above the limit, blind to nothing that it promises to see."""
 
-import random
-from functools import cache
-from statistics import median
+import math
+from collections.abc import Sequence
+from itertools import product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from trainer.sequential_rates import _GAP, _RATES, _WEIGHTS, Counts, evidence_of_increase
+from trainer.sequential_rates import HYPOTHESES, LIMIT, Bet
 
-ALPHA = 0.05
-
-
-@cache
-def evidence(events: int, trials: int, other_events: int, other_trials: int) -> float:
-    return evidence_of_increase(Counts(events, trials), Counts(other_events, other_trials))
-
-
-def detection(rates: tuple[float, float], share: float, most: int, draw: random.Random) -> list[int] | None:
-    """Return the trials of both arms when the test first reports an increase, or None within ``most`` trials."""
-    events, trials = [0, 0], [0, 0]
-    for _ in range(most):
-        arm = int(draw.random() < share)
-        trials[arm] += 1
-        events[arm] += draw.random() < rates[arm]
-        if evidence(events[0], trials[0], events[1], trials[1]) >= 1 / ALPHA:
-            return trials
-    return None
+#: (complaints, judged turns) of a conversation.
+Outcome = tuple[int, int]
+OUTCOMES = st.integers(1, 6).flatmap(lambda judged: st.tuples(st.integers(0, judged), st.just(judged)))
 
 
-@pytest.mark.parametrize("counts", [(0, 1, 1, 1), (2, 20, 9, 18), (5, 9, 5, 9), (9, 18, 2, 20), (0, 7, 0, 3)])
-def test_the_evidence_is_the_mixture_over_the_greatest_common_likelihood(counts: tuple[int, ...]) -> None:
-    a, n, b, m = counts
-    pairs = [
-        (_WEIGHTS[i], _RATES[i], _RATES[j]) for i in range(len(_RATES)) for j in range(i + _GAP, len(_RATES))
-    ]
-    total = sum(weight for weight, _, _ in pairs)
-    mixture = sum(
-        weight / total * low**a * (1 - low) ** (n - a) * high**b * (1 - high) ** (m - b)
-        for weight, low, high in pairs
-    )
-    common = (a + b) / (n + m)
-    greatest = common ** (a + b) * (1 - common) ** (n + m - a - b)
-    assert evidence(*counts) == pytest.approx(mixture / greatest, rel=1e-9)
+def money(outcomes: Sequence[Outcome], arms: Sequence[bool], share: float) -> list[float]:
+    evidence, found = Bet(share), []
+    for (complaints, judged), is_on_trial in zip(outcomes, arms, strict=True):
+        evidence.add(is_on_trial=is_on_trial, complaints=complaints, judged=judged)
+        found.append(evidence.money)
+    return found
 
 
-def test_the_expected_evidence_after_one_trial_of_each_arm_is_at_most_one() -> None:
-    for rate in (0.02, 0.1, 0.3, 0.5, 0.9):
-        expected = sum(
-            (rate if a else 1 - rate) * (rate if b else 1 - rate) * evidence(a, 1, b, 1)
-            for a in (0, 1)
-            for b in (0, 1)
-        )
-        assert expected <= 1.0
+@given(outcomes=st.lists(OUTCOMES, min_size=1, max_size=7), share=st.sampled_from([0.05, 0.1, 0.5, 0.9]))
+def test_whatever_the_outcomes_are_the_bet_is_fair_to_chance(outcomes: list[Outcome], share: float) -> None:
+    """Over all draws of who serves, the mean stays 1: drift, correlation and dependence between conversations cannot matter."""
+    mean = 0.0
+    for arms in product([True, False], repeat=len(outcomes)):
+        chance = math.prod(share if is_on_trial else 1 - share for is_on_trial in arms)
+        mean += chance * money(outcomes, arms, share)[-1]
+    assert mean == pytest.approx(1.0, rel=1e-9)
 
 
-def test_nothing_is_known_before_both_arms_were_observed() -> None:
-    assert evidence(0, 0, 5, 5) == 1.0
-    assert evidence(3, 5, 0, 0) == 1.0
-
-
-def test_many_trials_neither_overflow_nor_underflow() -> None:
-    assert evidence(10_000, 100_000, 50_000, 100_000) > 1e100
-    assert evidence(50_000, 100_000, 10_000, 100_000) < 1e-100
-
-
-def test_counts_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 events of 2 trials"):
-        Counts(3, 2)
-    assert Counts(0, 0).rate is None
-    assert Counts(1, 4).rate == 0.25
-
-
-@pytest.mark.long_run
-@pytest.mark.parametrize("rate", [0.1, 0.4])
-@pytest.mark.parametrize("share", [0.5, 0.1])
-def test_a_version_as_good_as_the_other_is_accused_in_at_most_one_of_twenty_runs(
-    rate: float, share: float
+@given(
+    drawn=st.lists(st.tuples(OUTCOMES, st.booleans()), max_size=60),
+    share=st.sampled_from([0.1, 0.5]),
+)
+def test_the_money_is_never_negative_and_ends_at_the_limit(
+    drawn: list[tuple[Outcome, bool]], share: float
 ) -> None:
-    draw = random.Random(7)
-    runs = 2_000
-    alarms = sum(detection((rate, rate), share, 150, draw) is not None for _ in range(runs))
-    assert alarms <= ALPHA * runs
+    found = money([one for one, _ in drawn], [arm for _, arm in drawn], share)
+    assert all(0 <= value <= LIMIT * (1 + 1e-12) for value in found)
+    reached = [i for i, value in enumerate(found) if value >= LIMIT]
+    assert not reached or len(set(found[reached[0] :])) == 1
 
 
-def test_complaints_that_rise_from_one_in_ten_to_one_in_two_are_found_within_25_turns_of_an_arm() -> None:
-    draw = random.Random(3)
-    found = [detection((0.1, 0.5), 0.5, 600, draw) for _ in range(200)]
-    assert all(trials is not None for trials in found)
-    assert median(max(trials) for trials in found if trials is not None) <= 25
+def test_one_bet_is_the_mean_over_the_hypotheses_of_the_quotient_of_likelihoods() -> None:
+    """A single judged turn: the beta-binomial is the rate itself."""
+    share = 0.3
+    expected = [worse / (share * worse + (1 - share) * rate) for rate, worse in HYPOTHESES]
+    (found,) = money([(1, 1)], [True], share)
+    assert found == pytest.approx(sum(expected) / len(expected))
+
+
+def test_complaints_of_one_conversation_weigh_less_than_those_of_several() -> None:
+    together = money([(4, 4), (0, 4)], [True, False], 0.5)[-1]
+    apart = money([(1, 1), (0, 1)] * 4, [True, False] * 4, 0.5)[-1]
+    assert 1 < together < apart
+
+
+def test_the_bet_is_on_more_complaints_and_never_on_fewer() -> None:
+    worse = money([(2, 3), (0, 3)] * 12, [True, False] * 12, 0.5)
+    better = money([(2, 3), (0, 3)] * 12, [False, True] * 12, 0.5)
+    alike = money([(1, 3), (1, 3)] * 12, [False, True] * 12, 0.5)
+    assert worse[-1] == pytest.approx(LIMIT)
+    assert better[-1] < alike[-1] < 1
+
+
+def test_a_copy_bets_on_by_itself() -> None:
+    first = Bet(0.5)
+    first.add(is_on_trial=True, complaints=2, judged=2)
+    second = first.copy()
+    second.add(is_on_trial=True, complaints=2, judged=2)
+    assert second.money > first.money > 1
+
+
+def test_more_complaints_than_judged_turns_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 complaints in 2 judged turns"):
+        Bet(0.5).add(is_on_trial=True, complaints=3, judged=2)

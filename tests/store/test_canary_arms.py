@@ -1,6 +1,6 @@
 """Conversations are assigned by a hash: sticky, by the share, and anew for each version."""
 
-from proxy.canary_arms import conversation_of, is_in_canary, known_conversations
+from store.canary_arms import conversation_of, is_in_canary, known_conversations
 
 
 def opened(text: str, *more: str, key: str = "ann", user: str | None = None) -> str:
