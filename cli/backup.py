@@ -40,7 +40,7 @@ def restore(settings: Settings, arguments: argparse.Namespace) -> int:
         found = read_backup(source, folder)
         make_private(home)
         with hold_home(home):
-            kept = put_back(folder, found.home, home, database)
+            kept = put_back(folder, home, database)
     made_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.made_at))
     print(
         f"Restored {home} from {source}, made {made_at}: {counted(found.turns, 'turn')}, {counted(found.files, 'file')}."

@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from store.errors import AdapterError, ConfigError, RecordError
 from store.heartbeats import SILENT_S
 from store.integrity import check_adapter, readmit_version
 from store.lifecycle import DropReason, Stage
-from store.policies import policies_of
+from store.policies import group_of, policies_of
 from store.processes import is_alive
 from store.record import Record
 from store.settings import Settings
@@ -55,6 +56,7 @@ from store.values import (
     adapter_name,
 )
 from store.version import COMMAND
+from store.version_folders import KEPT, folder_of, leftovers
 from store.wish_states import learnt_rows
 
 #: In fewer columns `versions` leaves out what a person asks for least, so that the reasons can be read.
@@ -641,18 +643,26 @@ async def _verify(record: Record, settings: Settings, arguments: argparse.Namesp
 
 
 async def check_versions(record: Record, settings: Settings) -> tuple[list[str], list[str]]:
-    """Check the files of all versions; returns what is wrong, and the names of the versions that have no manifest."""
+    """Check the files of all versions; returns what is wrong, and the names of the versions that have no manifest.
+
+    Wrong is what should be there and is not as it was published, and what should be gone and is there.
+    """
     wrong, without = [], []
     model = await asyncio.to_thread(digest_served_model, settings.model_path)
-    policies = policies_of(settings.policy, {settings.policy, *await record.aliases()})
-    for adapter in [one for policy in policies for one in await record.adapters(policy)]:
-        if adapter.state is AdapterState.PRUNED:
-            continue
+    versions, beat = await record.adapters(), await record.beat_of("trainer")
+    for adapter in [one for one in versions if one.state in KEPT]:
+        place = replace(adapter, path=str(folder_of(settings.adapters_folder, adapter)))
+        # Of another base model the digests are not known here.
+        own = model if group_of(settings.policy, adapter.policy) is not None else None
         try:
-            if not await asyncio.to_thread(check_adapter, adapter, model):
+            if not await asyncio.to_thread(check_adapter, place, own):
                 without.append(adapter.name)
         except AdapterError as exc:
             wrong.append(f"{adapter.name}: {exc}")
+    is_training = beat is not None and time.time() - beat.at < SILENT_S and "step_started_at" in beat.detail
+    before = beat.detail["step_started_at"] if beat is not None and is_training else float("inf")
+    for folder in leftovers(settings.adapters_folder, versions, before=before):
+        wrong.append(f"{folder} is of no version that the record keeps")
     return wrong, without
 
 

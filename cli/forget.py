@@ -27,7 +27,6 @@ from cli.console import table_console
 from cli.home_files import (
     byte_pattern,
     clean_exports,
-    doomed_versions,
     existing,
     files_holding,
     remove_copies,
@@ -37,12 +36,14 @@ from store.catch_up import is_recorder_silent, read_recorder_state
 from store.errors import ConfigError, PatinaError
 from store.heartbeats import SILENT_S
 from store.journal import request_rotation
+from store.policies import policies_of
 from store.processes import is_alive
 from store.receipts import read_receipt, receipt_key, sign, write_receipt
 from store.record import Record
 from store.settings import Settings, child_environment
 from store.texts import counted
 from store.values import AdapterState, Closure, Forgotten, Json, Selection
+from store.version_folders import leftovers, version_folders
 from trainer.removal import remove_folders
 
 #: So long segments of the journal are waited for, and a trainer that is amid a step.
@@ -175,13 +176,12 @@ async def _empty_journal(settings: Settings) -> list[str]:
 async def _remove_versions(record: Record, settings: Settings, done: Forgotten) -> list[str]:
     """Remove the folders of tainted versions, and those that the record does not have; returns what stays, with the reason."""
     await _wait_for_step(record, done.at)
-    kept = [
-        adapter.path
-        for policy in {settings.policy, *(folder.name for folder in settings.adapters_folder.glob("*"))}
-        for adapter in await record.adapters(policy)
-        if adapter.state is not AdapterState.FORGOTTEN
-    ]
-    folders = doomed_versions(settings.adapters_folder, done.folders, kept, done.at)
+    versions = await record.adapters()
+    known = {one.policy for one in versions}
+    ours = known.union(
+        policies_of(settings.policy, (one.policy for one in version_folders(settings.adapters_folder)))
+    )
+    folders = leftovers(settings.adapters_folder, versions, policies=ours, before=done.at)
     return await asyncio.to_thread(remove_folders, folders, settings)
 
 

@@ -72,22 +72,6 @@ def files_holding(home: Path, pattern: re.Pattern[bytes] | None, *, skip: Collec
     ]
 
 
-def doomed_versions(adapters: Path, tainted: Iterable[str], kept: Iterable[str], before: float) -> list[str]:
-    """Return the tainted versions' folders, and those of all policies that the record does not keep and that were written before then.
-
-    Args:
-        kept: folders that stay, whatever else names them.
-        before: Unix time.
-    """
-    stays = {Path(one).resolve() for one in kept}
-    unknown = [
-        str(folder)
-        for folder in sorted([*adapters.glob("*@*"), *adapters.glob("*/*@*")])
-        if folder.is_dir() and folder.stat().st_mtime < before
-    ]
-    return [one for one in dict.fromkeys([*tainted, *unknown]) if Path(one).resolve() not in stays]
-
-
 def existing(paths: Iterable[str]) -> list[str]:
     """Return those of these paths that are there."""
     return [path for path in paths if Path(path).exists()]

@@ -27,6 +27,7 @@ from store.errors import ConfigError
 from store.journal import ROTATE_FILE, STATE_FILE, WAITED_FILE, is_marked_recorded, segments
 from store.values import Json
 from store.version import VERSION
+from store.version_folders import locate
 
 _RECORD = "record.db"
 _INDEX = "backup.json"
@@ -41,10 +42,9 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupSummary:
-    """What an archive holds; ``made_at`` in seconds since the epoch, ``home`` the folder that it is a copy of."""
+    """What an archive holds; ``made_at`` in seconds since the epoch."""
 
     made_at: float
-    home: Path
     version: str
     files: int
     turns: int
@@ -88,7 +88,6 @@ def write_backup(home: Path, database: Path, target: Path) -> BackupSummary:
         version=VERSION,
         files=len(writer.digests),
         turns=turns,
-        home=home,
         size=target.stat().st_size,
     )
 
@@ -125,23 +124,24 @@ def read_backup(source: Path, folder: Path) -> BackupSummary:
         version=index["version"],
         files=len(digests),
         turns=index["turns"],
-        home=Path(index["home"]),
         size=source.stat().st_size,
     )
 
 
-def put_back(folder: Path, old_home: Path, home: Path, database: Path) -> Path | None:
+def put_back(folder: Path, home: Path, database: Path) -> Path | None:
     """Move an unpacked archive to its home, whose present files are kept in a folder beside it; returns that folder.
 
     Args:
         folder: of `read_backup`, on the home's file system.
-        old_home: where the paths of versions in the record begin.
     """
     with closing(sqlite3.connect(folder / _RECORD)) as record, record:
-        record.execute(
-            "UPDATE adapters SET path = ? || substr(path, ?) WHERE substr(path, 1, ?) = ?",
-            (str(home), len(str(old_home)) + 1, len(str(old_home)) + 1, f"{old_home}/"),
-        )
+        for policy, version, path in record.execute("SELECT policy, version, path FROM adapters").fetchall():
+            # Wherever the archive says that it is: the files are those that came with the archive.
+            place = locate(folder / "home" / "adapters", policy, version, path)
+            record.execute(
+                "UPDATE adapters SET path = ? WHERE policy = ? AND version = ?",
+                (str(home / place.relative_to(folder / "home")), policy, version),
+            )
     kept = home.with_name(f"{home.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
     old = [path for path in home.iterdir() if path.name != "run"]
     for suffix in ("", "-wal", "-shm"):

@@ -168,7 +168,7 @@ def check_version(
         AdapterMismatch: a file is not what the trainer wrote, or the version is of another model.
         AdapterError: the folder is missing or cannot be read.
     """
-    if not folder.is_dir():
+    if folder.is_symlink() or not folder.is_dir():
         raise AdapterError(f"there is no adapter folder {folder}")
     body = _read_manifest(folder)
     if body is None and manifest:

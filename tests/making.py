@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from store.values import (
+    AdapterState,
+    AdapterVersion,
     Completion,
     Json,
     LogprobMode,
@@ -96,3 +98,20 @@ def make_wish(wish_id: int, text: str, state: WishState = WishState.PROMPT, **ch
         "changed_at": 1_000.0 + wish_id,
     }
     return Wish(**{**fields, **changes})
+
+
+def make_adapter(policy: str, version: int, **changes: Any) -> AdapterVersion:
+    """Return the row of a published version; ``changes`` are fields of AdapterVersion."""
+    adapter = AdapterVersion(
+        policy=policy,
+        version=version,
+        path=f"/adapters/{policy}@{version}",
+        content_hash="",
+        parent_version=0,
+        state=AdapterState.PUBLISHED,
+        reason="",
+        method="rl",
+        metrics={},
+        created_at=float(version),
+    )
+    return replace(adapter, **changes)

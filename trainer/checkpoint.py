@@ -46,14 +46,13 @@ from store.manifest import (
     hash_manifest,
     read_served,
 )
-from store.values import adapter_name
+from store.values import AdapterVersion, adapter_name
+from store.version_folders import UNFINISHED, leftovers
 from trainer.protocol import WrittenVersion
 
 TRAINER_STATE = "patina/trainer_state.safetensors"
 METRICS = "patina/metrics.json"
 
-#: Prefix of folders that are still being written. A worker that dies leaves one; `sweep` removes it.
-_UNFINISHED = ".writing-"
 _HASH_IN_NAME = 12
 
 
@@ -123,7 +122,7 @@ def store_version(adapters: Path, name: str, files: Mapping[str, bytes], digest:
 def _store(target: Path, files: Mapping[str, bytes], digest: str) -> WrittenVersion:
     """Write a version's folder beside its place, flush it, and rename it."""
     adapters = target.parent
-    unfinished = adapters / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}"
+    unfinished = adapters / f"{UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}"
     try:
         adapters.mkdir(parents=True, exist_ok=True, mode=0o700)
         if target.exists():
@@ -233,7 +232,10 @@ def remove_version(folder: Path) -> None:
         AdapterError: the files cannot be removed.
     """
     try:
-        doomed = folder.rename(folder.parent / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}")
+        if folder.is_symlink():
+            folder.unlink()  # what it leads to is not ours
+            return
+        doomed = folder.rename(folder.parent / f"{UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}")
         shutil.rmtree(doomed)
     except FileNotFoundError:
         return
@@ -242,31 +244,31 @@ def remove_version(folder: Path) -> None:
 
 
 def sweep(
-    adapters: Path, known: Iterable[Path] | None = None, *, remove: Callable[[Path], None] = remove_version
+    adapters: Path,
+    versions: Iterable[AdapterVersion],
+    policies: Iterable[str],
+    *,
+    remove: Callable[[Path], None] = remove_version,
 ) -> list[Path]:
     """Remove what a dead worker left behind; call at start, when no other worker writes here.
 
+    A folder that the record does not speak of is of a step that died between writing and publishing: its turns will be trained again.
+
     Args:
-        known: folders the record speaks of. When given, version folders it does not speak of are removed too: their step
-            died between writing and publishing, and its turns will be trained again.
+        adapters: the folder of all policies' versions.
+        versions: all of the record.
+        policies: of the base model that is trained; the versions of others stay.
         remove: how a whole version is removed.
 
     Returns:
         What was removed.
     """
-    if not adapters.is_dir():
-        return []
-    keep = None if known is None else {path.resolve() for path in known}
-    removed = []
-    for folder in sorted(adapters.iterdir()):
-        is_unfinished = folder.name.startswith(_UNFINISHED)
-        is_orphan = keep is not None and "@" in folder.name and folder.resolve() not in keep
-        if folder.is_dir() and (is_unfinished or is_orphan):
-            if is_unfinished:
-                shutil.rmtree(folder, ignore_errors=True)
-            else:
-                remove(folder)
-            removed.append(folder)
+    removed = leftovers(adapters, versions, policies=policies)
+    for folder in removed:
+        if folder.name.startswith(UNFINISHED):
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            remove(folder)
     return removed
 
 

@@ -10,7 +10,7 @@ from store.settings import Settings
 from trainer.checkpoint import remove_version
 
 
-def remove_folders(folders: Sequence[str], settings: Settings) -> list[str]:
+def remove_folders(folders: Sequence[Path], settings: Settings) -> list[str]:
     """Remove the files of versions, also those that a Tinker server holds; returns what could not be removed, with the reason."""
     problems: list[str] = []
     if settings.backend == "tinker":
@@ -18,7 +18,7 @@ def remove_folders(folders: Sequence[str], settings: Settings) -> list[str]:
         from trainer.tinker.version_trainer import remove_with_checkpoints
 
         link = TinkerConnection(settings)
-    for folder in map(Path, folders):
+    for folder in folders:
         try:
             if settings.backend == "tinker":
                 problems += remove_with_checkpoints(link, folder)

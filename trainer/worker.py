@@ -38,7 +38,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -72,6 +71,7 @@ from store.values import (
     Wish,
     WishState,
 )
+from store.version_folders import folder_of, version_folders
 from store.wish_states import learnt_rows
 from trainer.checkpoint import folder_size, sweep, versions_to_keep
 from trainer.deaths import Deaths
@@ -236,13 +236,10 @@ class TrainerWorker:
 
     async def _start(self) -> None:
         """Remove what a worker that died left behind."""
-        remove, top = self._ready().remove, self._settings.adapters_folder
-        on_disk = [path.name for path in top.iterdir()] if top.is_dir() else []
-        names = (self._settings.policy, *on_disk, *await self._record.aliases())
-        policies = policies_of(self._settings.policy, names)
-        known = [Path(one.path) for policy in policies for one in await self._record.adapters(policy)]
-        for folder in map(self._settings.adapters_folder_of, policies):
-            await self._on_thread(lambda folder=folder: sweep(folder, known, remove=remove))  # type: ignore[misc]
+        top, versions = self._settings.adapters_folder, await self._record.adapters()
+        named = {*(one.policy for one in versions), *(one.policy for one in version_folders(top))}
+        policies = policies_of(self._settings.policy, named)
+        await self._on_thread(lambda: sweep(top, versions, policies, remove=self._ready().remove))
         self._state = "waiting"
 
     async def _survive(self, work: Callable[[], Any]) -> bool:
@@ -565,7 +562,8 @@ class TrainerWorker:
         releases = await self._record.canary_releases(policy, stages=(ReleaseStage.RUNNING,))
         tried = {version for one in releases for version in (one.version, one.baseline_version)}
         budget = int(self._settings.keep_gb * 1e9)
-        sizes = {a.version: folder_size(Path(a.path)) for a in adapters if a.version in with_files and budget}
+        folders = {a.version: folder_of(self._settings.adapters_folder, a) for a in adapters}
+        sizes = {version: folder_size(folders[version]) for version in with_files if budget}
         keep = versions_to_keep(
             with_files,
             live,
@@ -578,7 +576,7 @@ class TrainerWorker:
         for adapter in doomed:
             # The row first: a version that is marked pruned is never loaded, one without files might be.
             await self._record.mark_pruned(policy, [adapter.version])
-            await self._on_thread(lambda path=Path(adapter.path): self._ready().remove(path))  # type: ignore[misc]
+            await self._on_thread(lambda path=folders[adapter.version]: self._ready().remove(path))  # type: ignore[misc]
 
     async def _give_back(self, turn_ids: list[str], report: StepReport, exc: Exception) -> None:
         if not isinstance(exc, UpstreamError | AliasMoved | ClaimLost):

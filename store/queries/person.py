@@ -484,10 +484,11 @@ def alias_moves(connection: sa.Connection, policy: str) -> list[AliasMove]:
     return [AliasMove(**row._mapping) for row in rows]
 
 
-def adapters(connection: sa.Connection, policy: str) -> list[AdapterVersion]:
-    """Return every version of a policy, oldest first, rejected ones included."""
+def adapters(connection: sa.Connection, policy: str | None = None) -> list[AdapterVersion]:
+    """Return every version of a policy, or of all, oldest first, rejected ones included."""
     c = schema.adapters.c
-    rows = connection.execute(sa.select(schema.adapters).where(c.policy == policy).order_by(c.version))
+    query = sa.select(schema.adapters).order_by(c.policy, c.version)
+    rows = connection.execute(query if policy is None else query.where(c.policy == policy))
     return [adapter_of(row) for row in rows]
 
 

@@ -192,6 +192,28 @@ def test_a_tar_with_names_outside_the_home_is_refused(
     refused(home, tmp_path / "foreign", capsys)
 
 
+@pytest.mark.parametrize("path", ["{}/precious", "{}/patina-tiny@1", "../../precious", "/"])
+def test_an_archive_whose_record_names_a_folder_elsewhere_gets_its_own(
+    home: Path, tmp_path: Path, path: str
+) -> None:
+    """Row 15 of the second attack: the next forget removed that folder."""
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    with closing(sqlite3.connect(home / "patina.db")) as database, database:
+        database.execute("UPDATE adapters SET path = ?", (path.format(tmp_path),))
+    assert run(home, "backup", str(tmp_path / "backup")) == 0
+    other = tmp_path / "other"
+    assert run(other, "restore", str(tmp_path / "backup")) == 0
+    assert version_path(other) == other / "adapters/patina-tiny@1"
+    with closing(sqlite3.connect(other / "patina.db")) as database:
+        (turn,) = database.execute("SELECT turn_id FROM turns LIMIT 1").fetchone()
+        with database:
+            database.execute("UPDATE turn_states SET trained_in_version = 1, policy = 'patina-tiny'")
+    assert main(["forget", turn, "--served-model-name", "patina-tiny", f"--home={other}"]) == 0
+    assert precious.is_dir()
+    assert not (other / "adapters/patina-tiny@1").exists()
+
+
 def refused(home: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = tree(home)
     beside = sorted(path.name for path in home.parent.iterdir())

@@ -255,3 +255,25 @@ def test_words_that_only_a_step_under_way_holds_are_waited_for(
     assert run(home, "forget", "three") == 0
     assert beats == ["trainer"] * 3
     assert holding(home) == []
+
+
+def test_verify_names_what_should_be_there_and_what_should_be_gone(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Row 8 of the second attack: a correct forget was one thing wrong, and a tainted folder that stayed was none."""
+    folder = home / "adapters" / "patina-tiny.ann" / "patina-tiny.ann@1.abc"
+    folder.mkdir(parents=True)
+
+    async def train_ann(record: Record) -> None:
+        await train(record, 1, "three", path=str(folder), parent=0, policy="patina-tiny.ann")
+        await train(record, 2, "one", path="gone", parent=0, policy="patina-tiny.ann")
+
+    in_record(home, train_ann)
+    assert run(home, "forget", "three") == 0
+    assert run(home, "verify") == 1
+    assert "patina-tiny.ann@2: there is no adapter folder" in capsys.readouterr().out
+    folder.mkdir()
+    assert run(home, "verify") == 1
+    out = capsys.readouterr().out
+    assert f"{folder} is of no version that the record keeps" in out
+    assert "all is well" not in out

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from store.errors import AdapterError
 from store.manifest import content_hash
+from store.values import AdapterState
+from tests.making import make_adapter
 from trainer.checkpoint import (
     folder_size,
     remove_version,
@@ -178,15 +180,30 @@ def test_an_unwritable_place_is_one_clear_sentence(tmp_path: Path, files: dict[s
 def test_sweeping_removes_what_dead_workers_left_and_nothing_else(
     tmp_path: Path, files: dict[str, bytes]
 ) -> None:
-    assert sweep(tmp_path / "nowhere") == []
-    kept, orphan = write(tmp_path, files, 1), write(tmp_path, files, 2)
-    unfinished = tmp_path / ".writing-123-abcd"
-    (unfinished / "patina").mkdir(parents=True)
-    own = tmp_path / "notes"
-    own.mkdir()
-    assert sweep(tmp_path) == [unfinished]
-    assert sweep(tmp_path, known=[kept.path]) == [orphan.path]
-    assert {p.name for p in tmp_path.iterdir()} == {kept.path.name, "notes"}
+    assert sweep(tmp_path / "nowhere", [], ["mine"]) == []
+    top, apart = tmp_path / "adapters", tmp_path / "adapters" / "mine.ann"
+    kept, pruned, orphan = (write(top, files, number) for number in (1, 2, 3))
+    hers, torn = (write_version(apart, "mine.ann", n, files, metrics={}) for n in (1, 2))
+    another = write_version(top, "other", 1, files, metrics={})  # of another base model, without a row
+    unfinished = [folder / ".writing-123-abcd" for folder in (top, apart)]
+    for one in (*(one / "patina" for one in unfinished), top / "notes"):
+        one.mkdir(parents=True)
+    (top / "mine@9").symlink_to(tmp_path)
+    versions = [
+        make_adapter(policy, number, path=str(path.path), state=state)
+        for policy, number, path, state in (
+            ("mine", 1, kept, AdapterState.PUBLISHED),
+            ("mine", 2, pruned, AdapterState.PRUNED),
+            ("mine.ann", 1, hers, AdapterState.REJECTED),
+        )
+    ]
+    assert set(sweep(top, versions, ["mine", "mine.ann"])) == {
+        *unfinished, pruned.path, orphan.path, torn.path,
+    }  # fmt: skip
+    assert {p.name for p in top.iterdir()} == {
+        kept.path.name, another.path.name, "mine.ann", "mine@9", "notes",
+    }  # fmt: skip
+    assert [p.name for p in apart.iterdir()] == [hers.path.name]
 
 
 def test_a_removed_version_is_gone_at_once_and_twice_is_once(tmp_path: Path, files: dict[str, bytes]) -> None:
@@ -194,6 +211,14 @@ def test_a_removed_version_is_gone_at_once_and_twice_is_once(tmp_path: Path, fil
     remove_version(written.path)
     remove_version(written.path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_of_a_link_only_the_link_is_removed(tmp_path: Path, files: dict[str, bytes]) -> None:
+    elsewhere = write(tmp_path / "elsewhere", files).path
+    (tmp_path / "mine@1").symlink_to(elsewhere)
+    remove_version(tmp_path / "mine@1")
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+    assert verify_version(elsewhere)
 
 
 def test_the_newest_eight_every_twentieth_the_live_one_and_its_parent_stay() -> None:
