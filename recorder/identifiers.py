@@ -94,12 +94,17 @@ class LearnedIdentifiers:
     def find(
         self, root: str, client: str, identifiers: Sequence[tuple[str, str]], *, is_opening: bool
     ) -> str | None:
-        """Return the newest main turn of the conversation that a request names, or None."""
+        """Return the newest main turn of the conversation that a request names, or None.
+
+        An opening of a client that sends histories begins a conversation, whatever value a process sends with it.
+        """
         sends_histories = (root, client) in self._with_history
+        if sends_histories and is_opening:
+            return None
         for name, value in identifiers:
             seen = self._fields.get((root, client, name))
             if seen is None or value not in seen.newest:
                 continue
-            if seen.is_trusted or (is_opening and not sends_histories and NAMES_CONVERSATION.search(name)):
+            if seen.is_trusted if sends_histories else is_opening and NAMES_CONVERSATION.search(name):
                 return seen.newest[value]
         return None

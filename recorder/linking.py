@@ -153,7 +153,8 @@ class LinkCandidates:
         requests: by key of the prompt.
         exchanges: by answer key (`answer_keys`), independent of the history before it.
         same_body: turn ids among ``requests`` with an identical body.
-        same_system_prompt: turn ids with this request's system prompt.
+        same_calls: turn ids whose tool calls stand in this request by their very ids.
+        nearest_system: turn ids whose system prompt shares most with this request's.
         turn_order: turn id -> number of the main turn of its key; consecutive numbers were sent one after the other.
         openings: first turns that this request's opening extends or shortens, newest first.
         quotes: turns quoted in a fresh request, or in what precedes a history.
@@ -177,7 +178,8 @@ class LinkCandidates:
     requests: Mapping[str, Sequence[Tip]] = field(default_factory=dict)
     exchanges: Mapping[str, Sequence[Tip]] = field(default_factory=dict)
     same_body: Collection[str] = ()
-    same_system_prompt: Collection[str] = ()
+    same_calls: Collection[str] = ()
+    nearest_system: Collection[str] = ()
     turn_order: Mapping[str, int] = field(default_factory=dict)
     openings: Sequence[Tip] = ()
     quotes: Sequence[Quote] = ()
@@ -320,6 +322,9 @@ def _decide(
     if rejected is not None:
         return rejected
     if parent is not None and altered is None:
+        waiting = _waiting_exchange(history, candidates, kind, parent, run)
+        if waiting is not None:
+            return _continuation_link(history, waiting, run, kind, LinkReason.WRAPPED_EXCHANGE)
         # The history behind the parent may have been rewritten (old tool results cleared): a later exchange of the same session wins.
         later = _find_exchange(history, candidates, parent.session_id) if run is not None else None
         if later is not None and run is not None and later[1].end > run.end:
@@ -526,8 +531,8 @@ def _most_quoted(quotes: Sequence[Quote]) -> Quote:
     for session_id, _, size in {(q.tip.session_id, q.position, q.size) for q in quotes}:
         sizes[session_id] = sizes.get(session_id, 0) + size
 
-    def rank(quote: Quote) -> tuple[bool, int, float]:
-        return not quote.has_same_side_turn, sizes[quote.tip.session_id], quote.tip.created_at
+    def rank(quote: Quote) -> tuple[bool, int, int, float]:
+        return not quote.has_same_side_turn, quote.position, sizes[quote.tip.session_id], quote.tip.created_at
 
     session = max(quotes, key=rank).tip.session_id
     return max((q for q in quotes if q.tip.session_id == session), key=lambda q: q.tip.created_at)
@@ -609,6 +614,26 @@ def _rewritten_exchange(history: History, candidates: LinkCandidates) -> tuple[T
     return None
 
 
+def _waiting_exchange(
+    history: History, candidates: LinkCandidates, kind: TurnKind, parent: Tip, run: RoleRun | None
+) -> Tip | None:
+    """Return a turn of another conversation that waits and has the exchange before ``run``'s end in another form, where the parent went on."""
+    if run is None or kind is TurnKind.SIDE or parent.is_newest or parent.turn_id in candidates.same_calls:
+        return None
+    for quote, number in candidates.echoes:
+        if history.runs[number].end != run.end:
+            return None
+        is_match = quote.answer_share >= MATCH_SHARE and quote.question_share > 0
+        if (
+            is_match
+            and quote.tip.is_newest
+            and quote.tip.kind is TurnKind.MAIN
+            and quote.tip.session_id != parent.session_id
+        ):
+            return quote.tip
+    return None
+
+
 def _inserted_side_answer(history: History, candidates: LinkCandidates, kind: TurnKind) -> TurnLink | None:
     """Return a link to a side turn whose reply (a plan, a summary) was inserted into the history."""
     for quote, _ in candidates.echoes:
@@ -650,12 +675,14 @@ def _find_longest_reply(
 def _choose_tip(tips: Sequence[Tip], candidates: LinkCandidates) -> Tip:
     """Return, of turns with the same history and reply, one that nothing has followed yet; otherwise the newest.
 
-    If some had this request's system prompt (another character, another mode), only those count. Identical conversations of one key differ
-    only by which of them waits: those that began together are used in order. Of several replies to one prompt (retries) the newest counts,
-    and once one of them was continued, the others wait no more.
+    Those whose tool calls have the ids that the request has are the request's own. Of the others, if some had the system prompt nearest to
+    this one's (another character, another mode), only those count. Identical conversations of one key differ only by which of them waits:
+    those that began together are used in order. Of several replies to one prompt (retries) the newest counts, and once one of them was
+    continued, the others wait no more.
     """
-    alike = [t for t in tips if t.turn_id in candidates.same_system_prompt]
-    if alike and len(alike) < len(tips) and any(t.is_newest for t in alike):
+    tips = [t for t in tips if t.turn_id in candidates.same_calls] or tips
+    alike = [t for t in tips if t.turn_id in candidates.nearest_system]
+    if any(t.is_newest for t in alike):
         tips = alike
     for wanted in (TurnKind.MAIN, TurnKind.SIDE):
         decided = {(t.session_id, t.parent_turn_id) for t in tips if not t.is_newest and t.kind is wanted}

@@ -13,12 +13,15 @@ import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import lru_cache
+from itertools import chain, islice
 from typing import Any
 
 from recorder.canonical import (
     History,
     Message,
+    RoleRun,
+    assistant_message,
     body_key,
     parse_history,
     parse_history_from,
@@ -50,6 +53,7 @@ from recorder.text_overlap import (
     read_prompt_lines,
     read_turn_lines,
     squeeze,
+    utterance_lines,
     words_in_form,
 )
 from recorder.turns import ClassifiedExchange
@@ -67,7 +71,7 @@ from store.values import (
     Tip,
     TurnKind,
 )
-from wire.classify import MANY_TOKENS, Classification, Evidence, is_silent_reply, is_structured
+from wire.classify import MANY_TOKENS, Classification, Evidence, is_programs, is_silent_reply, is_structured
 from wire.line_text import normalise_line
 from wire.user_text import is_tool_output, strip_client_context, strip_reasoning
 
@@ -91,9 +95,21 @@ _MAX_WRAPPED_CHARS, _MAX_UNWRAPPED = 20_000, 2
 _MAX_SEARCHED_TURNS = 32
 #: Turns that share lines with a prompt, at most; those of its last lines come first.
 _MAX_TURNS_FOUND = 1024
-_KEY_KINDS = ("request", "body", "session", "side", "reply", "exchange", "order", "opening", "form")
+_KEY_KINDS = (
+    "serialised",
+    "request",
+    "body",
+    "session",
+    "side",
+    "reply",
+    "exchange",
+    "order",
+    "opening",
+    "form",
+)
 #: Side requests that concern only past conversations, and those that run independently of any conversation.
 _PAST_SIDE_REASONS = frozenset({"summary", "memory"})
+_AGENT_REASONS = frozenset({"agent_to_agent", "subagent"})
 _INDEPENDENT_SIDE_REASONS = frozenset({"subagent", "cron"})
 #: Characters at the end of a system prompt that are searched for a summary.
 _SUMMARY_TAIL_CHARS = 4000
@@ -115,6 +131,18 @@ _MAX_LOOP_TURNS = 32
 _TEMPLATE_CHARS, _MIN_TEMPLATE_TEXTS = 80, 2
 #: Characters of a prompt's end that are kept to recognise its form.
 _FORM_CHARS = 1500
+#: Newest replies of a history among which clients put canned ones of their own.
+_MAX_CANNED = 8
+#: Characters of a question that are compared, of the history and of the recorded turn (each end).
+_MAX_ASKED_CHARS, _ASKED_EDGE_CHARS = 300, 2000
+#: Characters of a line's beginning in which a label ends.
+_MAX_LABEL_CHARS = 80
+#: Lines at each end of a request's newest messages that are remembered.
+_MAX_SENT_LINES = 40
+#: Newest messages of a request in which the ids of tool results are looked for.
+_MAX_RESULTS = 8
+#: Characters of a system prompt of which the lines are compared.
+_MAX_SYSTEM_CHARS = 20_000
 #: Characters of a system prompt that tell it from another one.
 _SYSTEM_HEAD_CHARS = 120
 _DIGITS = re.compile(r"\d+")
@@ -146,6 +174,10 @@ class _Entry:
     loop: tuple[str, ...]  #: earlier turns of the tool loop that it is part of
     found: Classification  #: its kind with the evidence
     system_head: str  #: beginning of its system prompt, without digits
+    system_lines: frozenset[str]  #: of its system prompt, without digits
+    call_ids: frozenset[
+        str
+    ]  #: of its tool calls, else those that it brings results of, else those of its parent
     tool_count: int  #: tools offered
     identifiers: tuple[tuple[str, str], ...]  #: fields of its request that may name the conversation
     main_drop_reason: DropReason | None  #: why it would not train as a main turn
@@ -153,6 +185,10 @@ class _Entry:
     freedom: tuple[bool, bool]  #: of its reply (`_freedom`)
     templates: tuple[str, ...]  #: keys of its literal beginning and end (`_template_keys`)
     form: str  #: the end of a prompt that may be made from a form
+    asked: str  #: beginning and end of its newest user text, squeezed
+    lines: tuple[str, ...]  #: of its newest user messages, as they were sent
+    frame: str  #: `_frame`
+    serialised: tuple[str, ...]  #: lines of the message that its text is a serialised form of
     retried: str  #: key of its prompt; of a framework's retry, of the first prompt
 
 
@@ -244,6 +280,8 @@ class TurnIndex:
         self._known_systems: OrderedDict[tuple[str, str, str], None] = (
             OrderedDict()
         )  # root, client, system head
+        self._known_frames: OrderedDict[tuple[str, str, str], None] = OrderedDict()
+        self._known_lines: OrderedDict[tuple[str, str, str], None] = OrderedDict()
         self._users: defaultdict[str, OrderedDict[str, None]] = defaultdict(
             OrderedDict
         )  # by key: `user`s, newest last
@@ -305,26 +343,17 @@ class TurnIndex:
         if len(opening) >= _MIN_EDITED_OPENING_CHARS:
             keys.append(("opening", f"{history.root}:{normalise_line(opening)[:_OPENING_KEY_CHARS]}"))
         keys += [("order", f"{history.root}:{turn_order[-1]}") for turn_order in delegated_texts]
+        serialised = _serialised_lines(history)
+        keys += [("serialised", f"{history.root}:{serialised[-1]}")] if serialised else []
         templates = _template_keys(history, client)
         keys += [("form", key) for key in templates]
         self._note_user(turn.key_name, turn.user)
         before = self._entries.get(turn.parent_turn_id or "")
         retried = before.retried if before is not None and turn.relation is Relation.FRAMEWORK_RETRY else None
         keys += _reply_keys(history, turn, retried)
-        is_newest = not self._extended.get(turn.turn_id)
         asked_again, loop = self._earlier_turns(turn, history)
-        tip = Tip(
-            turn_id=turn.turn_id,
-            session_id=turn.session_id,
-            turn_index=turn.turn_index,
-            kind=turn.kind,
-            parent_turn_id=turn.parent_turn_id,
-            key=turn.reply_key or turn.request_key,
-            is_newest=is_newest,
-            created_at=turn.created_at,
-        )
         self._entries[turn.turn_id] = _Entry(
-            tip=tip,
+            tip=_tip_of(turn, is_newest=not self._extended.get(turn.turn_id)),
             keys=tuple(keys),
             client=turn.client,
             is_complete=turn.completion.finish_reason == "stop" and bool(turn.completion.text.strip()),
@@ -344,6 +373,8 @@ class TurnIndex:
             loop=loop,
             found=found,
             system_head=_system_head(history),
+            system_lines=_system_lines(history),
+            call_ids=_own_call_ids(turn, history) or (before.call_ids if before is not None else frozenset()),
             tool_count=_tool_count(turn.request),
             identifiers=identifiers,
             main_drop_reason=turn.main_drop_reason,
@@ -351,6 +382,10 @@ class TurnIndex:
             freedom=_freedom(turn.request),
             templates=templates,
             form=_user_text(history)[-_FORM_CHARS:] if templates else "",
+            asked=_asked(history),
+            lines=_sent_lines(history),
+            frame=_frame(history, turn.request),
+            serialised=serialised,
             retried=retried or turn.request_key,
         )
         self._learn(turn, history, client)
@@ -428,10 +463,8 @@ class TurnIndex:
                 parent=None if parent is None or was_named else parent.identifiers,
                 was_named=was_named,
             )
-        if _is_continued_by_person(parent, entry, history):
-            self._known_systems[history.root, client, entry.system_head] = None
-            if len(self._known_systems) > self._capacity:
-                self._known_systems.popitem(last=False)
+        if parent is not None and _is_continued_by_person(parent, entry, history):
+            self._note_continued(parent)
         if turn.kind is TurnKind.MAIN and parent is not None:
             for key in parent.templates:
                 if key in self._templates:
@@ -444,6 +477,15 @@ class TurnIndex:
                 template.texts.add(history.request_key)
         while len(self._templates) > self._capacity:
             self._templates.popitem(last=False)
+
+    def _note_continued(self, entry: _Entry) -> None:
+        """Learn what a client puts around words of a person: the system prompt, the tools, and the lines of the message."""
+        place = (entry.root, entry.client)
+        if entry.system_head:
+            _remember(self._known_systems, (*place, entry.system_head), self._capacity)
+            _remember(self._known_frames, (*place, entry.frame), self._capacity)
+        for line in entry.lines:
+            _remember(self._known_lines, (*place, line), 10 * self._capacity)
 
     def record_evidence(self, captured: ClassifiedExchange) -> list[str]:
         """Return the evidence codes for the kind of a request that the recorded turns give (`wire.classify.STRUCTURE`)."""
@@ -501,18 +543,91 @@ class TurnIndex:
         history = captured.history
         for turn_id in self._holders("request", history.request_key):
             entry = self._entries[turn_id]
-            is_beside = abs(captured.created_at - entry.tip.created_at) < TWIN_S
-            if is_beside and entry.client == captured.client and entry.system_key != history.system_key:
+            if self._is_beside(captured, entry):
                 yield entry
 
+    def _is_beside(self, captured: ClassifiedExchange, entry: _Entry) -> bool:
+        """Whether a turn was sent at the time of a request by the same client under another system prompt."""
+        is_other = entry.client == captured.client and entry.system_key != captured.history.system_key
+        return is_other and abs(captured.created_at - entry.tip.created_at) < TWIN_S
+
     def lesser_twins(self, captured: ClassifiedExchange) -> list[str]:
-        """Return the main turns that were sent beside this request with a schema or for a few tokens only, while this one is free."""
+        """Return the main turns beside this request that a program sent: serialised, with a schema or for a few tokens only."""
         mine = _freedom(captured.chat.body)
-        return [
-            e.tip.turn_id
-            for e in self._twins(captured)
-            if e.tip.kind is TurnKind.MAIN and e.tip.is_newest and e.freedom < mine
-        ]
+        found = [e for e in self._twins(captured) if e.freedom < mine]
+        if captured.history.is_opening:
+            words = utterance_lines(newest_user_text(captured.history.messages))
+            holders = self._holders("serialised", f"{captured.history.root}:{words[-1]}") if words else ()
+            same = (self._entries[t] for t in holders)
+            found += [e for e in same if e.serialised == words and self._is_beside(captured, e)]
+        return [e.tip.turn_id for e in found if e.tip.kind is TurnKind.MAIN and e.tip.is_newest]
+
+    def related_kind(self, captured: ClassifiedExchange) -> tuple[TurnKind, str] | None:
+        """Return (kind, relation) where a recorded turn decides the kind of a request: `recorder.kinds`, relations 2, 4 and 5."""
+        history = captured.history
+        same = self._holders("body", f"{captured.key_name}:{captured.body_key}")
+        if same and self._entries[same[0]].found.reason != "client_header":
+            return self._entries[same[0]].tip.kind, "same_body"
+        if not history.is_opening:
+            is_loop = _ends_with_tool_output(history) and self.ends_main(_newest_reply(history).key)
+            return (TurnKind.MAIN, "tool_loop") if is_loop else None
+        if self._is_serialised_twin(captured):
+            return TurnKind.SIDE, "serialised"
+        is_known = (history.root, captured.client, _frame(history, captured.chat.body)) in self._known_frames
+        if is_known and not is_programs(captured.kind):
+            return TurnKind.MAIN, "known_frame"
+        return None
+
+    def _is_serialised_twin(self, captured: ClassifiedExchange) -> bool:
+        """Whether a fresh request's text is the serialised message of a turn that its client sent beside it under another system prompt."""
+        lines = _serialised_lines(captured.history)
+        holders = self._questions.get(captured.history.root, {}).get(lines[-1], ()) if lines else ()
+        entries = (self._entries[t] for t in _newest(holders))
+        return any(e.trace.question == lines and self._is_beside(captured, e) for e in entries)
+
+    def without_known_lines(self, captured: ClassifiedExchange) -> list[Message] | None:
+        """Return the messages without the lines that this client put around words which people continued; None where it has none of them."""
+        history = captured.history
+        place = (history.root, captured.client)
+        start = 0 if history.is_opening else _newest_reply(history).end
+        found, is_changed = list(history.messages), False
+        for i in range(start, len(found)):
+            if found[i].get("role") != "user":
+                continue
+            lines = content_text(found[i].get("content")).splitlines()
+            kept = list(filter(None, (self._unknown_part(place, line) for line in lines)))
+            if kept != lines:
+                found[i], is_changed = {**found[i], "content": "\n".join(kept)}, True
+        return found if is_changed else None
+
+    def _unknown_part(self, place: tuple[str, str], line: str) -> str:
+        """Return a line without a label that is known, "" where all of it is."""
+        if (*place, normalise_line(line)) in self._known_lines:
+            return ""
+        label = _label_of(line)
+        return (
+            line[len(label) :]
+            if label and (*place, f"{normalise_line(label)}:") in self._known_lines
+            else line
+        )
+
+    def echoed_turn(self, history: History) -> tuple[Tip | None, int]:
+        """Return the turn whose reply stands near the end of a history, behind the words that it answered, whatever surrounded both.
+
+        With it comes the number of the run that holds those words. A main turn, if there is one.
+        """
+        answers = [i for i, run in enumerate(history.runs) if run.role == "assistant" and i]
+        for number in reversed(answers[-_MAX_CANNED:]):
+            run, start = history.runs[number], history.runs[number - 1].end
+            keys = answer_keys(history.root, history.runs[number - 1], run.own, run.size, run)
+            holders = [self._entries[t] for key in keys for t in self._holders("exchange", key.key)]
+            asked = squeeze(newest_user_text(history.messages[:start]))[:_MAX_ASKED_CHARS]
+            for entry in sorted(holders, key=lambda e: e.tip.kind is not TurnKind.MAIN):
+                if entry.asked and asked and (asked in entry.asked or entry.asked in asked):
+                    return entry.tip, number - 1
+            if any(e.tip.kind is TurnKind.MAIN for e in holders):
+                break
+        return None, 0
 
     def continued_side_turns(self, key: str) -> list[str]:
         """Return the side turns whose prompt and reply have this key, and those whose tool results it brings, newest first.
@@ -612,6 +727,8 @@ class TurnIndex:
         if entry.tip.kind is found.kind:
             return
         entry.tip = replace(entry.tip, kind=found.kind)
+        if found.kind is TurnKind.MAIN:
+            self._note_continued(entry)
         session = entry.session_key
         old, new = ("session", "side") if found.kind is TurnKind.SIDE else ("side", "session")
         entry.keys = tuple((new, key) if kind == old else (kind, key) for kind, key in entry.keys)
@@ -786,7 +903,7 @@ class TurnIndex:
             replies = _merge_tips(replies, other_histories, self.replies, history)
         repeated = requests.get(history.request_key, ())
         several = replies.several() if isinstance(replies, _LazyTips) else replies.values()
-        rivals = [t for tips in several if len(tips) > 1 for t in tips]
+        rivals = [tips for tips in several if len(tips) > 1]
         quotable = _quotable_messages(history)
         return LinkCandidates(
             replies=replies,
@@ -795,13 +912,14 @@ class TurnIndex:
             same_body=self.same_body(captured) if repeated else (),
             is_sample=self.is_sample(captured, repeated),
             asked_again=self.asked_again(captured, repeated) if repeated else (),
-            same_system_prompt=self.same_system_prompt(history, rivals) if rivals else (),
+            same_calls=self._same_calls(history, chain(*rivals)) if rivals else (),
+            nearest_system={t for tips in rivals for t in self._nearest_system(history, tips)},
             turn_order=_TurnOrder(self._entries),
             openings=LazySequence(lambda: self._edited_openings(history) if history.is_opening else ()),
             quotes=()
             if is_exact
             else LazySequence(lambda: self._find_quotes(captured, quotable, other_histories)),
-            echoes=() if is_exact else LazySequence(lambda: self.echoes(history)),
+            echoes=LazySequence(lambda: self.echoes(history)),
             orphans=LazySequence(lambda: self.orphans(captured)),
             unanswered=LazySequence(lambda: self._unanswered(history)),
             identified=self._identified(captured),
@@ -888,14 +1006,25 @@ class TurnIndex:
                 found.append(self.refresh(entry.tip))
         return found
 
-    def same_system_prompt(self, history: History, tips: Iterable[Tip]) -> set[str]:
-        """Return which of the turns had this request's system prompt."""
-        mine = history.system_key
-        return {
-            t.turn_id
-            for t in tips
-            if t.turn_id in self._entries and self._entries[t.turn_id].system_key == mine
+    def _same_calls(self, history: History, tips: Iterable[Tip]) -> set[str]:
+        """Return which of the turns made, or ended a loop of, tool calls whose ids the request has."""
+        entries = [e for t in tips if (e := self._entries.get(t.turn_id)) is not None and e.call_ids]
+        mine = _call_ids(history.messages) if entries else frozenset()
+        return {e.tip.turn_id for e in entries if not mine.isdisjoint(e.call_ids)}
+
+    def _nearest_system(self, history: History, tips: Iterable[Tip]) -> set[str]:
+        """Return which of the turns had this request's system prompt, or else the one that shares most lines with it."""
+        entries = {t.turn_id: e for t in tips if (e := self._entries.get(t.turn_id)) is not None}
+        equal = {t for t, e in entries.items() if e.system_key == history.system_key}
+        if equal or not entries:
+            return equal
+        mine = _system_lines(history)
+        shares = {
+            t: len(mine & e.system_lines) / len(mine | e.system_lines) if mine else 0.0
+            for t, e in entries.items()
         }
+        most = max(shares.values())
+        return {t for t, share in shares.items() if share == most} if most else set()
 
     def orphans(self, captured: ClassifiedExchange) -> list[Orphan]:
         """Return side turns that quote this opening (or what this side request quotes) and have no conversation yet, oldest first."""
@@ -1059,6 +1188,9 @@ class TurnIndex:
             entry = self._entries[turn_id]
             if entry.trace.answer != words or entry.trace.question == words:
                 continue
+            # What a client's own request got (a title, a question written anew) is repeated by no agent.
+            if entry.tip.kind is TurnKind.SIDE and entry.side_reason not in _AGENT_REASONS:
+                continue
             # A person may write the same few words, but not at once and under another system prompt.
             at_once = captured.created_at - entry.finished_at < ASKED_AGAIN_S[0]
             if size >= MIN_ECHO_CHARS or (at_once and entry.system_key != captured.history.system_key):
@@ -1070,6 +1202,19 @@ class TurnIndex:
                     position=0,
                 )
         return None
+
+
+def _tip_of(turn: NewTurn | Remembered, *, is_newest: bool) -> Tip:
+    return Tip(
+        turn_id=turn.turn_id,
+        session_id=turn.session_id,
+        turn_index=turn.turn_index,
+        kind=turn.kind,
+        parent_turn_id=turn.parent_turn_id,
+        key=turn.reply_key or turn.request_key,
+        is_newest=is_newest,
+        created_at=turn.created_at,
+    )
 
 
 def _newest(holders: Sequence[str]) -> Sequence[str]:
@@ -1155,7 +1300,15 @@ def _unwrapped(completion: Completion) -> list[Completion]:
 def _inside(value: Any, depth: int = 4) -> Iterator[Any]:
     """Yield the texts and objects inside a JSON object, itself included."""
     yield value
-    for item in value.values() if isinstance(value, dict) and depth else ():
+    for item in (
+        ()
+        if not depth
+        else value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list)
+        else ()
+    ):
         yield from _inside(item, depth - 1)
 
 
@@ -1186,6 +1339,28 @@ def _system_head(history: History) -> str:
         if message.get("role") in ("system", "developer"):
             return _DIGITS.sub("", content_text(message.get("content"))[:_SYSTEM_HEAD_CHARS])
     return ""
+
+
+def _system_lines(history: History) -> frozenset[str]:
+    """Return the lines of a history's system prompt without digits, as far as they are compared."""
+    return _lines_without_digits(history.system_text[:_MAX_SYSTEM_CHARS])
+
+
+@lru_cache(maxsize=256)  # system prompts recur, and the turns under one share the set
+def _lines_without_digits(text: str) -> frozenset[str]:
+    return frozenset(filter(None, (_DIGITS.sub("", line).strip() for line in text.splitlines())))
+
+
+def _call_ids(messages: Iterable[Message]) -> frozenset[str]:
+    """Return the ids of the tool calls and of the results in messages, as their bytes are."""
+    found = {m.get("tool_call_id") for m in messages if m.get("role") == "tool"}
+    found |= {c.get("id") for m in messages for c in m.get("tool_calls") or () if isinstance(c, Mapping)}
+    return frozenset(i for i in found if isinstance(i, str) and i)
+
+
+def _own_call_ids(turn: NewTurn | Remembered, history: History) -> frozenset[str]:
+    """Return the ids of a reply's tool calls, else those of the newest results that its request brings."""
+    return _call_ids([assistant_message(turn.completion)]) or _call_ids(history.messages[-_MAX_RESULTS:])
 
 
 def _is_continued_by_person(parent: _Entry | None, entry: _Entry, history: History) -> bool:
@@ -1222,6 +1397,70 @@ def _template_keys(history: History, client: str) -> tuple[str, ...]:
         digest("begins", history.root, client, text[:_TEMPLATE_CHARS]),
         digest("ends", history.root, client, text[-_TEMPLATE_CHARS:]),
     )
+
+
+def _serialised_lines(history: History) -> tuple[str, ...]:
+    """Return the lines of the text inside the JSON that a fresh request's newest message is; () for any other message."""
+    text = content_text(history.messages[-1].get("content")).strip() if history.is_opening else ""
+    if text[:1] not in ("[", "{") or len(text) > _MAX_WRAPPED_CHARS:
+        return ()
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        return ()
+    objects = [v for v in _inside(given) if isinstance(v, dict)]
+    return utterance_lines(
+        "\n".join(v for o in objects for k in ("text", "content") if isinstance(v := o.get(k), str))
+    )
+
+
+def _newest_reply(history: History) -> RoleRun:
+    return next(run for run in reversed(history.runs) if run.role == "assistant")
+
+
+def _frame(history: History, request: Json) -> str:
+    """Return what stays the same around an agent's conversations: the beginning of the system prompt, and whether tools are offered."""
+    head = _system_head(history)
+    return f"{bool(_tool_count(request))}:{head}" if head else ""
+
+
+def _asked(history: History) -> str:
+    text = newest_user_text(history.messages)
+    return squeeze(
+        f"{text[:_ASKED_EDGE_CHARS]}{text[-_ASKED_EDGE_CHARS:]}"
+        if len(text) > 2 * _ASKED_EDGE_CHARS
+        else text
+    )
+
+
+def _sent_lines(history: History) -> tuple[str, ...]:
+    """Return the lines of the messages behind the newest reply, beginning and end, normalised."""
+    start = 0 if history.is_opening else _newest_reply(history).end
+    lines = [
+        line
+        for m in history.messages[start:]
+        if m.get("role") == "user"
+        for line in content_text(m.get("content")).splitlines()
+    ]
+    if len(lines) > 2 * _MAX_SENT_LINES:
+        lines = lines[:_MAX_SENT_LINES] + lines[-_MAX_SENT_LINES:]
+    labels = (f"{normalise_line(label)}:" for line in lines if (label := _label_of(line)))
+    return tuple(dict.fromkeys(filter(None, (*map(normalise_line, lines), *labels))))
+
+
+def _label_of(line: str) -> str:
+    """Return the beginning of a line up to its last colon: "- User Question: yes"."""
+    end = line.rfind(": ", 0, _MAX_LABEL_CHARS)
+    return line[: end + 2] if end > 0 else ""
+
+
+def _remember(
+    known: OrderedDict[tuple[str, str, str], None], key: tuple[str, str, str], capacity: int
+) -> None:
+    known[key] = None
+    known.move_to_end(key)
+    if len(known) > capacity:
+        known.popitem(last=False)
 
 
 def _user_text(history: History) -> str:

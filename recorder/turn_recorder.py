@@ -13,24 +13,14 @@ from typing import TypeVar
 import tenacity
 
 from recorder.canonical import reply_key
-from recorder.linking import LinkCandidates, LinkReason, TurnLink, link
+from recorder.kinds import KindDecider, new_session
+from recorder.linking import LinkCandidates, TurnLink, link
 from recorder.turn_index import RESTORED_TURNS, TurnIndex
-from recorder.turns import ClassifiedExchange, build_turns, read_next_messages
+from recorder.turns import ClassifiedExchange, build_turns
 from store.errors import RecordCorrupt, RecordError, RecordUnavailable
-from store.lifecycle import DropReason
 from store.record import Record
-from store.texts import content_text
-from store.values import (
-    Feedback,
-    KindCorrection,
-    LinkCorrection,
-    NewTurn,
-    NextState,
-    Relation,
-    Tip,
-    TurnKind,
-)
-from wire.classify import LINKED, WEIGHTS, Classification, is_machines, reconsider
+from store.values import Feedback, NewTurn, Tip, TurnKind
+from wire.classify import WEIGHTS
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +52,9 @@ class TurnRecorder:
         self._open_record = open_record
         self._on_unwritable = on_unwritable
         self._on_written = on_written
-        self._weights = weights
         self._opening_lock = asyncio.Lock()
         self._turn_index = TurnIndex()
+        self._kinds = KindDecider(self._turn_index, weights)
         self._linked: dict[str, tuple[NewTurn, ...]] = {}  # by turn id: linked, not written yet
         self.record: Record | None = None
         self.written = 0
@@ -224,162 +214,28 @@ class TurnRecorder:
             if tip is not None and tip.turn_id != continues and "conversation" in (captured.api or {}):
                 # Its client deleted the newest replies of this conversation.
                 tip = None if continues is None else self._turn_index.tip_of(continues)
-            codes = self._turn_index.record_evidence(captured)
-            corrections: list[KindCorrection] = []
-            states: list[NextState] = []
-            moved: list[LinkCorrection] = []
-            # A program's orders about its own results ("many entities were missed: 1. … 2. …") show no person.
-            goes_on = "extends_side" in codes and "instructed_side" not in codes and session is None
-            why = _continued_by(captured) if goes_on else None
-            if why is not None:
-                # What goes on under the same system prompt shows that it is no function of a program.
-                same = () if "new_system" in codes or why != "continued" else ("same_system",)
-                as_main = [*("extends_main" if code == "extends_side" else code for code in codes), *same]
-                if reconsider(captured.kind, *as_main, weights=self._weights).kind is TurnKind.MAIN:
-                    corrections, states, moved = self._correct_continued(captured, (why, *same))
-                    codes = as_main if corrections else codes
-            captured.kind = reconsider(captured.kind, *codes, weights=self._weights)
-            beside = self._correct_beside(captured) if session is None else []
+            revision = self._kinds.decide(captured, is_named=session is not None)
             candidates = self._build_candidates(captured, found)
             decided: TurnLink = link(
                 captured.history, candidates, captured.kind.kind, session=session, tip=tip
             )
-            session_id = decided.session_id or _new_session(captured.turn_id)
+            session_id = decided.session_id or new_session(captured.turn_id)
             parent = self._turn_index.tip_of(decided.parent_turn_id or "")
             if session is None and parent is not None and self._turn_index.separate_opening(parent):
-                session_id = _new_session(captured.turn_id)
-                moved += self._separate(parent, session_id, captured.created_at)
-            for correction in beside:
-                moved.append(self._move(correction.turn_id, session_id, None, captured.created_at))
+                session_id = new_session(captured.turn_id)
+                revision.moved += self._kinds.separate(parent, session_id, captured.created_at)
+            for correction in revision.corrections:
+                if correction.kind is TurnKind.SIDE:  # a check beside this turn belongs to its session
+                    revision.moved.append(
+                        self._kinds.move(correction.turn_id, session_id, None, captured.created_at)
+                    )
             turns = build_turns(captured, decided, session_id)
             earlier = self._turn_index.earlier_next_states(turns[0])
-            turns[0].earlier_next_states = (*states, *earlier)
-            turns[0].corrections = (*corrections, *beside)
-            turns[0].link_corrections = tuple(moved)
+            turns[0].earlier_next_states = (*revision.states, *earlier)
+            turns[0].corrections = tuple(revision.corrections)
+            turns[0].link_corrections = tuple(revision.moved)
             self._linked[captured.turn_id] = turns
             self._turn_index.add(captured, turns)
-
-    def _correct_continued(
-        self, captured: ClassifiedExchange, codes: Sequence[str]
-    ) -> tuple[list[KindCorrection], list[NextState], list[LinkCorrection]]:
-        """Correct the side turns that this request continues, where ``codes`` outweigh their evidence.
-
-        A turn that becomes a main turn answers the main turn that its history continues.
-        """
-        newest = next((run for run in reversed(captured.history.runs) if run.role == "assistant"), None)
-        corrections: list[KindCorrection] = []
-        states: list[NextState] = []
-        moved: list[LinkCorrection] = []
-        for turn_id in self._turn_index.continued_side_turns(newest.key) if newest is not None else ():
-            before, drop_reason = self._turn_index.kind_of(turn_id)
-            found = reconsider(before, *codes, weights=self._weights)
-            if (
-                found.kind is before.kind
-                or is_machines(before)
-                or before.reason in LINKED
-                or not before.evidence
-            ):
-                break
-            corrections.append(self._correction(captured, turn_id, found, drop_reason))
-        for correction in reversed(corrections):  # oldest first: each continues the one before
-            state, move = self._answer_of(captured, correction.turn_id)
-            states += [state] if state is not None else []
-            moved += [move] if move is not None else []
-        return corrections, states, moved
-
-    def _answer_of(
-        self, captured: ClassifiedExchange, turn_id: str
-    ) -> tuple[NextState | None, LinkCorrection | None]:
-        """Return what a turn that became a main turn says about the main turn before it, and its place behind that one.
-
-        Its messages are the beginning of ``captured``'s.
-        """
-        tip, runs = self._turn_index.tip_of(turn_id), captured.history.runs
-        asked = self._turn_index.request_key_of(turn_id)
-        end = next((i for i, run in enumerate(runs) if run.key == asked), None)
-        if tip is None or end is None:
-            return None, None
-        for run in reversed(runs[:end]):
-            parent = self._turn_index.main_turn(run.key) if run.role == "assistant" else None
-            if parent is None:
-                continue
-            relation = Relation.NEXT if parent.is_newest else Relation.BRANCH
-            messages = captured.history.messages[run.end : runs[end].end]
-            reply = content_text(captured.history.messages[run.end - 1].get("content"))
-            following = read_next_messages(messages, reply, relation, captured.history.system_text)
-            move = self._move(turn_id, parent.session_id, parent, captured.created_at, relation)
-            if following is None:
-                return None, move
-            role, text, relation = following
-            return (
-                NextState(
-                    turn_id=parent.turn_id,
-                    by_turn_id=turn_id,
-                    role=role,
-                    text=text,
-                    messages=tuple(dict(m) for m in messages),
-                    relation=relation,
-                    created_at=tip.created_at,
-                ),
-                move,
-            )
-        if tip.parent_turn_id is None or any(run.role == "assistant" for run in runs[:end]):
-            return None, None
-        return None, self._move(
-            turn_id, _new_session(turn_id), None, captured.created_at
-        )  # an opening of its own, not about another
-
-    def _correct_beside(self, captured: ClassifiedExchange) -> list[KindCorrection]:
-        """Correct main turns of the same text that came beside this one with a schema or a token limit, where that outweighs their evidence."""
-        if captured.kind.kind is TurnKind.SIDE:
-            return []
-        corrections = []
-        for turn_id in self._turn_index.lesser_twins(captured):
-            before, _ = self._turn_index.kind_of(turn_id)
-            found = reconsider(before, "beside_main", weights=self._weights)
-            if found.kind is TurnKind.SIDE:
-                corrections.append(self._correction(captured, turn_id, found, None))
-        return corrections
-
-    def _correction(
-        self,
-        captured: ClassifiedExchange,
-        turn_id: str,
-        found: Classification,
-        drop_reason: DropReason | None,
-    ) -> KindCorrection:
-        self._turn_index.correct(turn_id, found)
-        return KindCorrection(
-            turn_id=turn_id,
-            kind=found.kind,
-            reason=found.reason,
-            evidence=tuple((e.code, round(e.weight, 3)) for e in found.evidence),
-            drop_reason=drop_reason,
-            at=captured.created_at,
-        )
-
-    def _separate(self, tip: Tip, session_id: str, at: float) -> list[LinkCorrection]:
-        """Move an opening and its side turns to a session of their own: another conversation began with the same words."""
-        sides = self._turn_index.side_turns_of(tip)
-        together = [tip, *self._turn_index.samples_of(tip)]
-        moved = [self._move(one.turn_id, session_id, None, at) for one in together]
-        above = self._turn_index.tip_of(tip.turn_id)
-        return moved + [self._move(side.turn_id, session_id, above, at) for side in sides]
-
-    def _move(
-        self, turn_id: str, session_id: str, parent: Tip | None, at: float, relation: Relation | None = None
-    ) -> LinkCorrection:
-        found = LinkCorrection(
-            turn_id=turn_id,
-            session_id=session_id,
-            parent_turn_id=None if parent is None else parent.turn_id,
-            turn_index=0 if parent is None else parent.turn_index + 1,
-            relation=relation or (Relation.FIRST if parent is None else Relation.NEXT),
-            link_reason=LinkReason.CORRECTED,
-            at=at,
-        )
-        self._turn_index.relink(found)
-        return found
 
     def _build_candidates(self, captured: ClassifiedExchange, found: LinkCandidates) -> LinkCandidates:
         """Return the candidates of the record together with those of the index."""
@@ -430,22 +286,6 @@ class TurnRecorder:
                 )
             )
         return found
-
-
-def _continued_by(captured: ClassifiedExchange) -> str | None:
-    """Return the evidence that what follows the newest reply is for a main turn: a person's words, or the results of its tools."""
-    history = captured.history
-    runs = history.runs
-    answer = next(run for run in reversed(runs) if run.role == "assistant")
-    reply = content_text(history.messages[answer.end - 1].get("content"))
-    following = read_next_messages(history.messages_after(answer.end), reply, system=history.system_text)
-    if following is None or runs[-1].role not in ("user", "tool"):
-        return None
-    return {"user": "continued", "tool": "tools_followed"}.get(following[0])
-
-
-def _new_session(turn_id: str) -> str:
-    return f"session_{turn_id.removeprefix('turn_')}"
 
 
 def _continue_another(captures: Sequence[ClassifiedExchange]) -> set[str]:

@@ -144,6 +144,16 @@ LINKED: Mapping[str, str] = {
     "subagent": "the work of an agent's sub-agent",
     "client_header": "the client named the kind (X-Turn-Type)",
 }
+#: Relations between requests; each decides alone (`recorder.kinds`).
+RELATIONS: Mapping[str, str] = {
+    "continued": "a later request continued it with a person's new words",
+    "tool_loop": "it brings the results of tools that a main turn called",
+    "known_frame": "people continue conversations under this system prompt and these tools",
+    "same_body": "an identical request was of this kind",
+    "serialised": "its text is the serialised message of a turn that was sent beside it",
+    "beside_main": "the same text was sent at the same time without this form or limit",
+}
+_DECISIVE = frozenset({"client_header", *RELATIONS})
 #: evidence or reason code -> meaning, for display.
 MEANINGS: Mapping[str, str] = {
     **{code: meaning for code, (_, meaning) in STRUCTURE.items()},
@@ -151,6 +161,7 @@ MEANINGS: Mapping[str, str] = {
     **{p.topic: p.meaning for p in (*TOPICS, *MACHINES) if p.topic},
     **{topic: meaning for topic, meaning in STRUCTURE.values() if topic},
     **LINKED,
+    **RELATIONS,
     "conversation": "no evidence of a side turn outweighs the rest",
     "works_on_recorded_exchange": "it quotes a recorded question with its answer and does not wait for the next line",
     "side_tool_results": "only tool results or a framework's text follow a side turn",
@@ -171,6 +182,11 @@ _BESIDE_JSON_MODE = _BESIDE_SCHEMA | {"json_mode", "ask_form", "role_form"}
 
 _FORM_TOPICS = frozenset({"text_function", "quoted_conversation", "structured_one_off", "judge"})
 _MACHINE_CODES = frozenset({"machine_event", "other_speaker", *(f"ask_{p.code}" for p in MACHINES)})
+#: Forms that are no person's under any system prompt.
+_PROGRAM_CODES = frozenset({
+    "dialogue_inside", "only_dialogue", "container", "quoted_speaker", "form", "structured", "structured_opening", "written_schema",
+    "forced_tool", "probe", "beside_main", "closing_instruction", "cursor", "template",
+})  # fmt: skip
 _MARKUP = " \t#*>|<[(\"'`-•"
 _PEOPLE = ("user", "human", "nutzer", "usuario", "utilisateur", "utente", "usuário", "用户", "人类", "ユーザー", "사용자", "пользователь")  # fmt: skip
 _MODELS = ("assistant", "ai", "bot", "model", "agent", "assistent", "asistente", "助手", "アシスタント", "어시스턴트", "ассистент")  # fmt: skip
@@ -262,7 +278,7 @@ def _rank_topic(found: tuple[str, Evidence]) -> tuple[bool, float, int]:
 
 def reconsider(found: Classification, *codes: str, weights: Mapping[str, float] = WEIGHTS) -> Classification:
     """Return a classification with evidence that became known later; a kind that the client set stays."""
-    if found.reason == "client_header":
+    if found.reason in _DECISIVE:
         return found
     return weigh([*(e.code for e in found.evidence), *codes], weights)
 
@@ -270,6 +286,20 @@ def reconsider(found: Classification, *codes: str, weights: Mapping[str, float] 
 def is_machines(found: Classification) -> bool:
     """Whether a program wrote the newest message, as far as the evidence shows: what follows it says nothing about its kind."""
     return any(e.code in _MACHINE_CODES for e in found.evidence)
+
+
+def related(found: Classification, kind: TurnKind, relation: str) -> Classification:
+    """Return a classification that a relation decides, whatever the evidence amounts to."""
+    weight = 2 * (1.0 if kind is TurnKind.SIDE else -1.0) * max(5.0, abs(found.score))
+    kept = (e for e in found.evidence if e.code not in RELATIONS)
+    return Classification(
+        kind=kind, reason=relation, evidence=(Evidence(code=relation, weight=weight), *kept)
+    )
+
+
+def is_programs(found: Classification) -> bool:
+    """Whether the form of a request is a program's, whoever continues conversations under its system prompt."""
+    return any(e.code in _PROGRAM_CODES or e.code in _MACHINE_CODES for e in found.evidence)
 
 
 def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[str]:

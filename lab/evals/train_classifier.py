@@ -17,7 +17,7 @@ from cli.recorded_traffic import replay
 from lab.evals.client_models import HISTORIES, REQUESTS
 from lab.evals.identity import Traffic, modelled, read_folder
 from lab.evals.weights import FOLDER, MAX_WEIGHT, LabelledRequest, fit, hand_weights, read_samples
-from wire.classify import LINKED, MEANINGS, SIDE_FROM
+from wire.classify import LINKED, MEANINGS, RELATIONS, SIDE_FROM
 
 
 async def sample_traffic(traffic: Traffic, weights: Mapping[str, float]) -> list[LabelledRequest]:
@@ -27,11 +27,11 @@ async def sample_traffic(traffic: Traffic, weights: Mapping[str, float]) -> list
         for row, replayed in zip(rows, await replay(rows, weights), strict=True):
             label = row.label or {}
             is_certain = label.get("kind") in ("main", "side") and not label.get("ambiguous")
-            # Where linking decides alone, the words of a request say nothing: "and?" from another agent looks like a person's.
+            # Where linking or a relation decides alone, the words of a request say nothing: "and?" from another agent looks like a person's.
             if (
                 is_certain
                 and row.chat is not None
-                and replayed.kind_reason not in (*LINKED, "side_tool_results")
+                and replayed.kind_reason not in (*LINKED, *RELATIONS, "side_tool_results")
             ):
                 found.append(
                     LabelledRequest(client=client, codes=replayed.codes, is_side=label["kind"] == "side")

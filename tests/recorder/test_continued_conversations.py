@@ -128,6 +128,21 @@ def test_a_name_of_a_process_joins_no_conversations() -> None:
     assert [p.answered_seq for p in found] == [None, 1, None, 3, None]
 
 
+def test_one_value_a_process_joins_no_openings_however_often_it_was_seen() -> None:
+    texts = ["Plan a pond.", "Bake a cake.", "Sing a song.", "Fold a boat.", "Paint a door."]
+    exchanges: list[tuple[Sequence[Mapping[str, Any]], Any]] = []
+    for text in texts:
+        asked = [user(text)]
+        exchanges += [
+            (asked, f"A reply: {text}"),
+            ([*asked, said(f"A reply: {text}"), user(f"And then, {text}")], "Rest."),
+        ]
+    names = ["one", "one", "two", "two", "two", "two", "two", "two", "two", "two"]
+    found = predict(*exchanges, headers=[{"x-session-affinity": name} for name in names])
+    assert [p.session for p in found] == [s for p in found[::2] for s in (p.session, p.session)]
+    assert len({p.session for p in found}) == len(texts)
+
+
 def test_a_field_is_trusted_once_it_stayed_and_changed_with_the_histories() -> None:
     learned = LearnedIdentifiers()
 
@@ -138,10 +153,11 @@ def test_a_field_is_trusted_once_it_stayed_and_changed_with_the_histories() -> N
     for value in ("a", "b"):
         note(f"{value}1", value, None)
         note(f"{value}2", value, value)
-    assert learned.find("root", "c", [("body k-id", "a")], is_opening=True) == "a2"
-    assert learned.find("root", "other", [("body k-id", "a")], is_opening=True) is None
+    assert learned.find("root", "c", [("body k-id", "a")], is_opening=False) == "a2"
+    assert learned.find("root", "other", [("body k-id", "a")], is_opening=False) is None
+    assert learned.find("root", "c", [("body k-id", "a")], is_opening=True) is None  # it sends histories
     note("c1", "a", None)  # a fresh history under an old value: it names no conversation
-    assert learned.find("root", "c", [("body k-id", "a")], is_opening=True) is None
+    assert learned.find("root", "c", [("body k-id", "a")], is_opening=False) is None
 
 
 #: With `TITLE_SCHEMA` it looks like a request of the client itself.

@@ -207,3 +207,134 @@ def test_a_program_that_orders_more_of_its_own_results_is_no_person() -> None:
             request(2 * n + 1, [*asked, assistant(reply), user(more)], "relation|Ada|Charles", 100.0 * n + 1)
         )
     assert {p.kind for p in replayed(rows).values()} == {"side"}
+
+
+# ------------------------------------------------------------- relations, on programs of several makes
+
+
+def _tool_loop(number: int, call: str, answer: str | None = None) -> list[dict[str, Any]]:
+    asked = {"role": "user", "content": "What is the weather in Oslo right now?"}
+    called = {
+        "id": call,
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "Oslo"}'},
+    }
+    messages: list[dict[str, Any]] = [asked]
+    if number:
+        messages += [
+            {"role": "assistant", "content": None, "tool_calls": [called]},
+            {"role": "tool", "tool_call_id": call, "content": "4 C, cloudy"},
+        ]
+    if answer is not None:
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "and in Bergen?"}]
+    return messages
+
+
+@pytest.mark.parametrize("order", [("one", "two"), ("two", "one")])
+def test_the_ids_of_tool_calls_tell_equal_conversations_apart(order: tuple[str, str]) -> None:
+    rows, begun = [], ("one", "two")
+    for place, calls in enumerate((begun, order, order)):
+        for seq, call in enumerate(calls, 1 + 2 * place):
+            messages = _tool_loop(place, call, "It is 4 C in Oslo." if place == 2 else None)
+            row = request(seq, messages, "It is 4 C in Oslo.", 100.0 * place + seq / 4)
+            if not place:
+                choice = row.response["choices"][0]  # type: ignore[index]
+                choice["message"] = {"role": "assistant", "content": None, "tool_calls": [{"id": call, "type": "function", "function": {"name": "weather", "arguments": '{"city":"Oslo"}'}}]}  # fmt: skip
+            rows.append(row)
+    found = replayed(rows)
+    opened = {call: seq for seq, call in enumerate(begun, 1)}
+    for seq, call in enumerate(order, 3):
+        assert (found[seq].answered_seq, found[seq + 2].answered_seq) == (opened[call], seq)
+        assert found[seq + 2].session == found[opened[call]].session
+    assert found[3].session != found[4].session
+
+
+_NAMER = {"role": "system", "content": "Give the chat a name of at most four words."}
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda text: json.dumps([{"type": "text", "text": text}]),
+        lambda text: json.dumps({"role": "user", "content": text}),
+        lambda text: json.dumps([{"role": "user", "content": [{"type": "text", "text": text}]}], indent=2),
+    ],
+)
+def test_the_serialised_message_of_a_turn_beside_it_is_the_programs(wrap: Any, is_first: bool) -> None:
+    for text in ("hello", "I live in Graz. Suggest a quick dinner."):
+        own = request(
+            1 + is_first, [{"role": "system", "content": "You are a cook."}, user(text)], "Pasta.", 10.0
+        )
+        name = request(2 - is_first, [_NAMER, user(wrap(text))], "Dinner Ideas", 10.2)
+        found = replayed(sorted([own, name], key=lambda row: row.seq))
+        assert (found[own.seq].kind, found[name.seq].kind) == ("main", "side")
+        assert found[own.seq].session == found[name.seq].session
+
+
+def test_a_person_may_say_what_a_title_says() -> None:
+    talk = [user("hello"), assistant("Hello! What can I do for you?")]
+    title = f"Generate a short title for this chat.\n<chat_history>\nUSER: {talk[0]['content']}\nASSISTANT: {talk[1]['content']}\n</chat_history>"
+    rows = [
+        request(1, talk[:1], str(talk[1]["content"]), 10.0),
+        request(2, [user(title)], "hello", 10.1),
+        request(
+            3, [{"role": "system", "content": "You are a travel guide."}, user("hello")], "Welcome!", 10.2
+        ),
+    ]
+    assert [replayed(rows)[seq].kind for seq in (1, 2, 3)] == ["main", "side", "main"]
+
+
+def _remembering(memories: Sequence[str], question: str) -> str:
+    """Return a question as a layer of memories sends it; the next history has the question alone."""
+    return f"- Relevant memories: {'; '.join(memories)}\n- Summary of facts to remember about the user: {memories[0]}\n- Entities: []\n\n- User Question: {question}"
+
+
+_EXPERT = {
+    "role": "system",
+    "content": "You are an expert judge of memories. Your task is to provide accurate answers from the memories given. Only answer.",
+}
+
+
+def test_a_question_that_the_next_history_holds_without_its_wrapper_is_a_persons() -> None:
+    asked = ["Should I learn Rust or Go first?", "yes please, a plan", "why in this order?"]
+    replies = [
+        "Go first, if you want to be productive within a week.",
+        "Week 1: a tour of Go. Week 2: a small server.",
+        "Each step builds on the last.",
+    ]
+    rows: list[Recorded] = []
+    history: list[dict[str, Any]] = []
+    for seq, (question, reply) in enumerate(zip(asked, replies, strict=True), 1):
+        rows.append(
+            request(seq, [_EXPERT, *history, user(_remembering(asked[:seq], question))], reply, 100.0 * seq)
+        )
+        history += [user(question), assistant(reply)]
+    assert replayed(rows[:1])[1].kind == "side"
+    found = replayed(rows)
+    assert [found[seq].kind for seq in (1, 2, 3)] == ["main"] * 3
+    assert [found[seq].answered_seq for seq in (1, 2, 3)] == [None, 1, 2]
+    assert len({found[seq].session for seq in (1, 2, 3)}) == 1
+
+
+def test_of_equal_conversations_the_one_under_the_nearest_system_prompt_goes_on() -> None:
+    def system(role: str, memory: str) -> dict[str, str]:
+        return {
+            "role": "system",
+            "content": f"{role}\nIt is {len(memory)}:17 now.\n<memories>\n- {memory}\n</memories>",
+        }
+
+    cook, guide = "You are a cook.\nYou know herbs.", "You are a guide.\nYou know towns."
+    rows = [
+        request(1, [system(cook, "none"), user("hello")], "Hello! What can I do for you?", 10.0),
+        request(2, [system(guide, "none"), user("hello")], "Hello! What can I do for you?", 12.0),
+    ]
+    talk = [user("hello"), assistant("Hello! What can I do for you?")]
+    rows += [
+        request(
+            3, [system(guide, "said hello"), *talk, user("Where is the harbour?")], "By the river.", 60.0
+        ),
+        request(4, [system(cook, "greeted us"), *talk, user("What goes with sage?")], "Butter.", 70.0),
+    ]
+    found = replayed(rows)
+    assert (found[3].answered_seq, found[4].answered_seq) == (2, 1)
