@@ -132,7 +132,9 @@ def traffic_lines(proxy: Json) -> list[str]:
         counts = " · ".join(f"{count} to {path}" for path, count in sorted(paths.items()))
         native = ", native_apis is on" if proxy.get("native_apis") else ""
         lines.append(f"forwarded and not recorded: {counts}{native}")
-    activity: Json = (proxy.get("backend") or {}).get("activity") or {}
+    backend: Json = proxy.get("backend") or {}
+    lines += [f"the backend: {note}" for note in (backend.get("capabilities") or {}).get("notes") or ()]
+    activity: Json = backend.get("activity") or {}
     if activity.get("cut_prompts"):
         lines.append(
             f"read in part: {counted(activity['cut_prompts'], 'long prompt')}, without "

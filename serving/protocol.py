@@ -27,7 +27,7 @@ class Capabilities:
         logprob_mode: which distribution the log-probabilities belong to.
         default_temperature: sampling temperature of a request that sets none.
         engine: name and version, e.g. ``vLLM 0.32.0``; "" if unknown.
-        tools: optional tools (`tool_choice` auto) are shown to the model and calls parsed; None: unknown.
+        tools: optional tools (`tool_choice` auto) are shown to the model and calls parsed; None: unknown, as of every endpoint that is not queried.
         constrained: a grammar enforces `response_format` and forced calls; None: unknown.
         token_stream: a stream arrives token by token, not from the finished reply.
         adapter_slots: versions that are served at once; None: limited by memory only.

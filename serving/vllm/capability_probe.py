@@ -60,9 +60,19 @@ def tools_request(model: str) -> Json:
         "model": model,
         "messages": [{"role": "user", "content": "Say one word."}],
         "max_tokens": 1,
+        "return_token_ids": True,
         "tools": [{"type": "function", "function": function}],
         "tool_choice": "auto",
     }
+
+
+def template_shows_tools(plain: Mapping[str, Any], with_tools: Mapping[str, Any]) -> bool | None:
+    """Whether the chat template shows tools to the model: the same question has another prompt with them. None: no reply says what its prompt was."""
+    prompts = [
+        reply.get("prompt_token_ids") or (reply.get("usage") or {}).get("prompt_tokens")
+        for reply in (plain, with_tools)
+    ]
+    return None if None in prompts else prompts[0] != prompts[1]
 
 
 def has_ids(reply: Mapping[str, Any]) -> bool:

@@ -20,6 +20,7 @@ from serving.vllm.capability_probe import (
     logprobs_request,
     read_metrics,
     started_at,
+    template_shows_tools,
     tools_request,
     top_logprobs,
 )
@@ -70,7 +71,7 @@ class VllmBackend(HttpBackend):
         return await super().models()
 
     async def capabilities(self) -> Capabilities:
-        """Test the capabilities with four requests of one token, once per vLLM process. Raises: UpstreamError when it cannot be queried."""
+        """Test the capabilities with a few requests of one token, once per vLLM process. Raises: UpstreamError when it cannot be queried."""
         models = await self.models()
         born = started_at(await self._metrics())
         if self._found is not None and born is not None and self._found[0] == born:
@@ -101,10 +102,18 @@ class VllmBackend(HttpBackend):
             notes.append(
                 "it loads no adapters while it runs: start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
             )
-        tools, constrained = await self._supports_tools(model), await self._supports_constrained(model)
-        if tools is False:
+        constrained = await self._accepts(
+            {**logprobs_request(model, 1.0), "response_format": {"type": "json_object"}}
+        )
+        with_tools = await self._accepts(tools_request(model))
+        is_shown = None if with_tools is None else template_shows_tools(one, with_tools)
+        if with_tools is None:
             notes.append(
                 "it refuses optional tools: start it with --enable-auto-tool-choice and --tool-call-parser"
+            )
+        elif is_shown is False:
+            notes.append(
+                "the model's chat template shows no tools: it answers requests as if they had none; --chat-template names another template"
             )
         return Capabilities(
             token_ids=has_ids(one),
@@ -113,8 +122,8 @@ class VllmBackend(HttpBackend):
             logprob_mode=mode,
             default_temperature=1.0 if self._facts is None else self._facts.temperature,
             engine=f"vLLM {await self._version()}".strip(),
-            tools=tools,
-            constrained=constrained,
+            tools=False if with_tools is None else is_shown,
+            constrained=constrained is not None,
             adapter_slots=self._slots,
             max_model_len=next((m.max_model_len for m in models if m.parent is None), None),
             notes=tuple(notes),
@@ -166,23 +175,14 @@ class VllmBackend(HttpBackend):
         reply: Json = orjson.loads(body)
         return reply
 
-    async def _supports_tools(self, model: str) -> bool:
-        return await self._accepts(tools_request(model))
-
-    async def _supports_constrained(self, model: str) -> bool:
-        return await self._accepts(
-            {**logprobs_request(model, 1.0), "response_format": {"type": "json_object"}}
-        )
-
-    async def _accepts(self, request: Json) -> bool:
-        """Whether vLLM accepts a request. Raises: UpstreamError when that is unknown."""
+    async def _accepts(self, request: Json) -> Json | None:
+        """Return the reply to a probe that vLLM may refuse; None: it does. Raises: UpstreamError when that is unknown."""
         try:
-            await self._send_probe(request)
+            return await self._send_probe(request)
         except UpstreamError as exc:
             if exc.status is not None and 400 <= exc.status < 500:
-                return False
+                return None
             raise
-        return True
 
     async def _supports_adapters(self) -> bool:
         # A request without a name is refused (400); where runtime loading is off, the path does not exist (404, 405).

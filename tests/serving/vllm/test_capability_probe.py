@@ -13,6 +13,7 @@ from serving.vllm.capability_probe import (
     has_ids,
     read_metrics,
     started_at,
+    template_shows_tools,
     top_logprobs,
 )
 from store.values import LogprobMode
@@ -95,3 +96,20 @@ def test_metrics_are_summed_over_engines_and_named_plainly() -> None:
     }  # fmt: skip
     assert read_metrics("") == {}
     assert (started_at(METRICS), started_at("")) == (1.76369e9, None)
+
+
+@pytest.mark.parametrize(
+    ("plain", "with_tools", "shown"),
+    [
+        ({"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [1, 9, 2]}, True),
+        ({"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [1, 2]}, False),
+        ({"usage": {"prompt_tokens": 12}}, {"usage": {"prompt_tokens": 80}}, True),
+        ({"usage": {"prompt_tokens": 12}}, {"usage": {"prompt_tokens": 12}}, False),
+        ({"usage": None}, {}, None),
+        ({}, {"usage": {"prompt_tokens": 12}}, None),
+    ],
+)
+def test_a_template_shows_tools_where_they_change_the_prompt(
+    plain: dict[str, Any], with_tools: dict[str, Any], shown: bool | None
+) -> None:
+    assert template_shows_tools(plain, with_tools) is shown

@@ -65,7 +65,8 @@ class FakeVllm:
         choice: dict[str, Any] = {"logprobs": {"content": [{**top[0], "top_logprobs": top}]}}
         if "ids" in self.lacks:
             return 200, orjson.dumps({"choices": [choice]})
-        return 200, orjson.dumps({"choices": [{**choice, "token_ids": [7]}], "prompt_token_ids": [1]})
+        prompt = [1, 2] if "tools" in body and "template" not in self.lacks else [1]
+        return 200, orjson.dumps({"choices": [{**choice, "token_ids": [7]}], "prompt_token_ids": prompt})
 
 
 async def test_what_it_can_do_is_tried_once_for_each_of_its_lives() -> None:
@@ -94,6 +95,7 @@ async def test_what_it_can_do_is_tried_once_for_each_of_its_lives() -> None:
     [
         ("adapters", "adapters", "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"),
         ("tools", "tools", "--enable-auto-tool-choice"),
+        ("template", "tools", "shows no tools"),
         ("ids", "token_ids", "return_token_ids"),
         ("grammar", "constrained", ""),
     ],
