@@ -469,7 +469,8 @@ def _reply_texts(row: Recorded) -> list[tuple[str, ...]]:
         message = choice.get("message")
         if isinstance(message, dict):
             texts = [str(message.get("content") or "").split("</think>")[-1]]
-            texts += [str(call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
+            calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+            texts += [str(function.get("arguments")) for function in calls]
             found.append(tuple(part for part in map(_bare, texts) if part))
     return found
 

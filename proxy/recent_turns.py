@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from store.values import Completion, RecordedTurn
+from store.values import Completion, RecordedTurn, ReplyOutcome, outcome_of
 from wire.captured_exchange import CapturedExchange
 
 _MAX_TURNS, _MAX_BYTES = 10_000, 64 << 20
@@ -38,7 +38,7 @@ class RecentTurns:
             turn
             for key, turn, _ in self._turns.values()
             if key == key_name
-            and turn.finish_reason is not None
+            and outcome_of(turn.finish_reason) is ReplyOutcome.WHOLE
             and (turn.api or {}).get("conversation") == conversation
         ]
 

@@ -856,11 +856,9 @@ class ChatRelay:
             return
         try:
             body = b"".join(kept)
-            payload, problem = read_reply(decompress(body, encoding) if encoding is not None else body)
+            self._read_body(exchange, decompress(body, encoding) if encoding is not None else body)
         except UndecodableBody as exc:
             exchange.assembler.add_problem(str(exc))
-            return
-        self._consume_body(exchange, payload, problem)
 
     async def _send_edited_body(
         self, exchange: _Exchange, reply: BackendReply, send: Send, encoding: str | None
@@ -917,8 +915,7 @@ class ChatRelay:
         except UndecodableBody as exc:
             exchange.assembler.add_problem(str(exc))
             return body
-        payload, problem = read_reply(plain)
-        self._consume_body(exchange, payload, problem)
+        payload = self._read_body(exchange, plain)
         if not isinstance(payload, dict):
             return body
         try:
@@ -931,14 +928,12 @@ class ChatRelay:
             return body
         return stripped if encoding is None else Compressor(encoding).end(stripped)
 
-    def _consume_body(self, exchange: _Exchange, payload: Any, problem: str) -> None:
-        if problem:
-            exchange.assembler.add_problem(problem)
-        if payload is None:
-            return
-        exchange.assembler.consume(payload, part="message")
+    def _read_body(self, exchange: _Exchange, body: bytes) -> Any:
+        """Parse and record a whole reply; returns it, None where it cannot be parsed."""
+        payload = exchange.assembler.read(body, part="message")
         if isinstance(payload, dict):
             self._observe_null_style(exchange, payload)
+        return payload
 
     def _observe_null_style(self, exchange: _Exchange, payload: Json) -> None:
         if exchange.chat.is_completion:
@@ -1049,12 +1044,7 @@ class ChatRelay:
             ]
 
     def _edit_chunk(self, exchange: _Exchange, event: bytes, payload: bytes) -> bytes:
-        chunk, problem = read_reply(payload)
-        if problem:
-            exchange.assembler.add_problem("an event is not JSON")
-        if chunk is None:
-            return event
-        exchange.assembler.consume(chunk, part="delta")
+        chunk = exchange.assembler.read(payload, part="delta", event=event)
         if not isinstance(chunk, dict):
             return event
         if exchange.chunks_read < _NULL_STYLE_CHUNKS:
@@ -1142,12 +1132,7 @@ class ChatRelay:
         payload = event_data(event)
         if payload is None or payload == DONE:
             return
-        chunk, problem = read_reply(payload)
-        if problem:
-            exchange.assembler.add_problem("an event is not JSON")
-        if chunk is None:
-            return
-        exchange.assembler.consume(chunk, part="delta")
+        chunk = exchange.assembler.read(payload, part="delta", event=event)
         if exchange.chunks_read < _NULL_STYLE_CHUNKS and isinstance(chunk, dict):
             exchange.chunks_read += 1
             self._observe_null_style(exchange, chunk)

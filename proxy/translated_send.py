@@ -84,7 +84,8 @@ class TranslatedSend:
             events = synthesizer.feed(_as_chunk(reply)) + synthesizer.end()
             await send_body(self._send, events)
         else:
-            await send_json(self._send, self._status, synthesizer.whole(self._turn_id, reply), self._headers)
+            status, translated = synthesizer.whole(self._turn_id, reply)
+            await send_json(self._send, status, translated, self._headers)
 
 
 def _as_chunk(reply: dict[str, object]) -> dict[str, object]:

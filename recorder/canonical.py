@@ -411,6 +411,9 @@ def _call_texts(message: Message) -> list[str]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if isinstance(function, Mapping):
             found.append(f"{function.get('name')}({canonical_arguments(function.get('arguments'))})")
+        custom = call.get("custom") if isinstance(call, Mapping) else None
+        if isinstance(custom, Mapping):
+            found.append(f"{custom.get('name')}({custom.get('input')})")
     single = message.get("function_call")
     if isinstance(single, Mapping):
         found.append(f"{single.get('name')}({canonical_arguments(single.get('arguments'))})")

@@ -10,7 +10,7 @@ from recorder.canonical import History, body_key, parse_history, reply_key
 from recorder.linking import TurnLink
 from store.lifecycle import DropReason
 from store.texts import content_text
-from store.values import Completion, Json, NewTurn, NextState, Relation, TurnKind
+from store.values import Completion, Json, NewTurn, NextState, Relation, ReplyOutcome, TurnKind, outcome_of
 from wire.captured_exchange import CapturedExchange
 from wire.chat_request import ChatRequest
 from wire.classify import WEIGHTS, Classification, classify_request
@@ -132,6 +132,8 @@ def _drop_reason(
         return DropReason.UNREADABLE, captured.reply.problem
     if completion.finish_reason is None:
         return DropReason.UNFINISHED, "the reply ended without a finish reason"
+    if outcome_of(completion.finish_reason) is not ReplyOutcome.WHOLE:
+        return DropReason.UNFINISHED, f"the reply ended with the finish reason {completion.finish_reason!r}"
     if captured.options.is_opted_out:
         return DropReason.OPTED_OUT, ""
     if link.kind is TurnKind.SIDE:

@@ -62,6 +62,44 @@ class LogprobMode(StrEnum):
     UNKNOWN = "unknown"
 
 
+class ReplyOutcome(StrEnum):
+    """How a reply ended. Only a whole one trains; a client of a translated API gets an error for the others."""
+
+    WHOLE = "whole"  #: the model or a limit of the request ended it
+    CUT = "cut"  #: it stopped without an end
+    FAILED = "failed"  #: the backend ended it with an error
+
+
+#: OpenAI's finish reason for each that says that a reply is whole, in lower case: backends, engines and gateways have names of their own.
+_WHOLE_REASONS = {
+    **{name: name for name in ("stop", "length", "tool_calls", "function_call", "content_filter")},
+    **dict.fromkeys(
+        ("eos", "eos_token", "end_turn", "stop_sequence", "stop_token", "complete", "completed", "end", "done", "repetition"), "stop"
+    ),
+    **dict.fromkeys(("max_tokens", "max_output_tokens", "model_length", "max_length"), "length"),
+    **dict.fromkeys(("tool_use", "tool_call"), "tool_calls"),
+    **dict.fromkeys(("safety", "recitation", "refusal"), "content_filter"),
+}  # fmt: skip
+_FAILED_REASONS = frozenset(
+    {"error", "abort", "aborted", "cancelled", "canceled", "failed", "failure", "timeout", "insufficient_system_resource", "network_error"}
+    | {"server_error", "internal_error", "malformed_function_call", "interrupted", "overloaded", "rate_limit"}
+)  # fmt: skip
+
+
+def whole_reason(finish_reason: str | None) -> str | None:
+    """Return OpenAI's name of a finish reason that says that the reply is whole; None for any other."""
+    return _WHOLE_REASONS.get((finish_reason or "").strip().lower())
+
+
+def outcome_of(finish_reason: str | None) -> ReplyOutcome:
+    """Return how a reply with this finish reason ended. An unknown one does not say that the reply is whole."""
+    if whole_reason(finish_reason) is not None:
+        return ReplyOutcome.WHOLE
+    return (
+        ReplyOutcome.FAILED if (finish_reason or "").strip().lower() in _FAILED_REASONS else ReplyOutcome.CUT
+    )
+
+
 @dataclass(slots=True, kw_only=True)
 class Completion:
     """One sampled choice, as the engine reported it.

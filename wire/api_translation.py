@@ -10,6 +10,7 @@ import orjson
 
 from store.errors import TheirError
 from store.values import Json
+from wire.reply_strip import read_chunk
 from wire.sse import DONE, EventSplitter, event_data
 
 #: The path that translated requests take.
@@ -65,8 +66,8 @@ class ReplySynthesizer(Protocol):
         """Return the closing events."""
         ...
 
-    def whole(self, turn_id: str, reply: Any) -> bytes:
-        """Return the reply that is not streamed."""
+    def whole(self, turn_id: str, reply: Any) -> tuple[int, bytes]:
+        """Return status and body of the reply that is not streamed."""
         ...
 
     def error(self, status: int, body: bytes) -> tuple[int, bytes]:
@@ -97,11 +98,8 @@ class StreamTranslator:
             return b""
         if payload == DONE:
             return self._end()
-        try:
-            chunk = orjson.loads(payload)
-        except orjson.JSONDecodeError:
-            return b""  # the relay records it as a problem of the turn
-        return self._synthesizer.feed(chunk)
+        chunk, _ = read_chunk(payload, event)  # the relay records a problem
+        return b"" if chunk is None else self._synthesizer.feed(chunk)
 
     def _end(self) -> bytes:
         self._is_over = True

@@ -34,10 +34,10 @@ class EventSynthesizer(ABC):
         self._emit_closing()
         return self._flush()
 
-    def whole(self, turn_id: str, reply: Any) -> bytes:
+    def whole(self, turn_id: str, reply: Any) -> tuple[int, bytes]:
         self._start(turn_id)
         self._take(self._reader.feed(reply, part="message") + self._reader.finish())
-        return orjson.dumps(self._finished())
+        return 200, orjson.dumps(self._finished())
 
     @abstractmethod
     def _take(self, parts: Sequence[Part]) -> None:

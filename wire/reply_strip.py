@@ -5,7 +5,6 @@ This is done on the bytes: numbers, escapes, key order and white space stay as t
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import orjson
 from store.values import Json
 from wire.chat_request import Injection
 from wire.json_splice import Member, elements, members, span_with_comma, value_end
+from wire.lenient_json import load_lenient
 
 _KEYS = re.compile(rb'(?<!\\)"(logprobs|token_ids|prompt_token_ids|usage|model)"[ \t\r\n]*:[ \t\r\n]*')
 
@@ -24,9 +24,6 @@ _COLON = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
 
 
 _NO_CHOICES = re.compile(rb'"choices"[ \t]*:[ \t]*\[[ \t]*\]')
-
-
-_LENIENT = json.JSONDecoder(strict=False)
 
 
 #: A completion's choice holds the ids of its prompt; a chat reply has them at the top.
@@ -282,28 +279,22 @@ def read_reply(raw: bytes) -> tuple[Any, str]:
     except orjson.JSONDecodeError:
         pass
     try:
-        text = raw.decode()
-        payload, end = _LENIENT.raw_decode(text, len(text) - len(text.lstrip()))
-        if "\\u" in text:
-            whole = _replace_lone_surrogates(payload)
-            if whole != payload:
-                return whole, "the reply contains a lone surrogate"
+        payload, is_followed = load_lenient(raw)
     except (ValueError, RecursionError):
         return None, "the reply is not JSON"
-    return payload, "data follows the reply's JSON" if text[end:].strip() else ""
+    return payload, "data follows the reply's JSON" if is_followed else ""
 
 
-def _replace_lone_surrogates(value: Any) -> Any:
-    """Return a JSON value without lone surrogates, which JSON can spell and text cannot hold."""
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, dict):
-        return {
-            _replace_lone_surrogates(name): _replace_lone_surrogates(inner) for name, inner in value.items()
-        }
-    if isinstance(value, list):
-        return [_replace_lone_surrogates(inner) for inner in value]
-    return value
+def read_chunk(data: bytes, event: bytes = b"") -> tuple[Any, str]:
+    """Return the parsed data of an event, as `read_reply` does. Data that is no object is a ping, and all of an `error` event is the error."""
+    chunk, problem = read_reply(data)
+    if chunk is None and not data.lstrip().startswith((b"{", b"[")):
+        chunk, problem = data.decode("utf-8", "replace"), ""
+    if event.startswith((b"event: error", b"event:error")) and not (
+        isinstance(chunk, dict) and "error" in chunk
+    ):
+        chunk = {"error": chunk}
+    return chunk, problem and "an event is not JSON"
 
 
 def is_usage_only(chunk: Json) -> bool:

@@ -16,7 +16,7 @@ from store import schema
 from store.database import insert_ignore
 from store.hashing import exact_json
 from store.queries.common import bodies, chain_messages, moment, unindexed
-from store.values import AddedItem, Conversation, Json, NewTurn, RecordedTurn
+from store.values import AddedItem, Conversation, Json, NewTurn, RecordedTurn, ReplyOutcome, outcome_of
 
 _COLUMNS = (
     "turn_id", "created_at", "finished_at", "status_code", "preamble_node", "history_node", "request", "completion", "reasoning",
@@ -66,6 +66,7 @@ def conversation_turns(connection: sa.Connection, key_name: str, conversation_id
         _recorded(connection, row, detail, is_whole="input" not in detail)
         for row, detail in found
         if detail.get("conversation") == conversation_id
+        and outcome_of(row.finish_reason) is ReplyOutcome.WHOLE
     ]
 
 

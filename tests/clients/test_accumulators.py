@@ -73,7 +73,7 @@ def test_the_node_sdk_accumulates_a_response(
     accumulate: Accumulate, reply: dict[str, Any], sizes: list[int], cuts: list[int]
 ) -> None:
     found = accumulate("responses", cut(translated(synthesizer(), reply, sizes), cuts))
-    whole = orjson.loads(synthesizer().whole(TURN, reply))
+    whole = orjson.loads(synthesizer().whole(TURN, reply)[1])
     assert found["id"] == whole["id"]
     assert found["status"] == whole["status"]
     assert found["usage"] == whole["usage"]
@@ -95,7 +95,7 @@ def test_the_node_sdk_accumulates_a_message(
 ) -> None:
     made = MessageSynthesizer("m", thinks=True)
     found = accumulate("messages", cut(translated(made, reply, sizes), cuts))
-    whole = orjson.loads(MessageSynthesizer("m", thinks=True).whole(TURN, reply))
+    whole = orjson.loads(MessageSynthesizer("m", thinks=True).whole(TURN, reply)[1])
     assert found["content"] == whole["content"]
     assert found["stop_reason"] == whole["stop_reason"]
     assert found["usage"]["output_tokens"] == whole["usage"]["output_tokens"]

@@ -197,7 +197,7 @@ def test_a_message_is_valid_for_the_sdk_in_strict_mode() -> None:
     made = MessageSynthesizer("m", thinks=True)
     reply = whole(reasoning_content="hm", tool_calls=[call(0, JSON)])
     reply["choices"][0]["finish_reason"] = "tool_calls"
-    body = made.whole(TURN, reply)
+    body = made.whole(TURN, reply)[1]
     message = Message.model_validate_json(body, strict=True)
     assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
     assert (message.id, message.stop_reason) == (message_id(TURN), "tool_use")
@@ -219,17 +219,17 @@ def test_the_finish_reason_is_the_stop_reason(
 ) -> None:
     reply = whole()
     reply["choices"][0] |= {"finish_reason": finish, "stop_reason": stop}
-    found = orjson.loads(MessageSynthesizer("m", stop_sequences=["END"]).whole(TURN, reply))
+    found = orjson.loads(MessageSynthesizer("m", stop_sequences=["END"]).whole(TURN, reply)[1])
     assert (found["stop_reason"], found["stop_sequence"]) == expected
 
 
 def test_reasoning_is_shown_only_to_who_asked_for_it() -> None:
-    found = orjson.loads(MessageSynthesizer("m").whole(TURN, whole(reasoning_content="hm")))
+    found = orjson.loads(MessageSynthesizer("m").whole(TURN, whole(reasoning_content="hm"))[1])
     assert [block["type"] for block in found["content"]] == ["text"]
 
 
 def test_arguments_that_are_no_json_are_named_as_such() -> None:
-    found = orjson.loads(MessageSynthesizer("m").whole(TURN, whole(tool_calls=[call(0, "{city")])))
+    found = orjson.loads(MessageSynthesizer("m").whole(TURN, whole(tool_calls=[call(0, "{city")]))[1])
     assert found["content"][1]["input"] == {"invalid_json": "{city"}
 
 
@@ -241,7 +241,7 @@ def test_arguments_that_are_no_json_are_named_as_such() -> None:
 def test_any_chunking_of_a_stream_gives_the_message_of_the_whole_reply(
     reply: dict[str, Any], sizes: list[int], cuts: list[int]
 ) -> None:
-    expected = orjson.loads(MessageSynthesizer("m", thinks=True).whole(TURN, reply))
+    expected = orjson.loads(MessageSynthesizer("m", thinks=True).whole(TURN, reply)[1])
     made = MessageSynthesizer("m", thinks=True)
     translator = StreamTranslator(made)
     stream = stream_of(reply, sizes)
@@ -296,7 +296,29 @@ def test_what_was_not_read_of_a_long_prompt_is_in_the_usage() -> None:
         "prompt_tokens": 500, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 0, "dropped_tokens": 9000},
     }  # fmt: skip
     reply = {"choices": [{"message": {"content": "Hi."}, "finish_reason": "stop"}], "usage": usage}
-    message = orjson.loads(MessageSynthesizer("m").whole(TURN, reply))
+    message = orjson.loads(MessageSynthesizer("m").whole(TURN, reply)[1])
     assert (message["usage"]["input_tokens"], message["usage"]["dropped_tokens"]) == (500, 9000)
-    response = orjson.loads(ResponseSynthesizer({}, {}, instructions=None).whole(TURN, reply))
+    response = orjson.loads(ResponseSynthesizer({}, {}, instructions=None).whole(TURN, reply)[1])
     assert response["usage"]["input_tokens_details"]["dropped_tokens"] == 9000
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "kind"),
+    [
+        ({"error": {"message": "gone", "code": 529}}, 529, "overloaded_error"),
+        ({"error": "gone"}, 502, "api_error"),
+        ({"choices": [{"message": {"content": "Half"}, "finish_reason": "abort"}]}, 502, "api_error"),
+        ({"choices": [{"message": {"content": "Half"}, "finish_reason": None}]}, 502, "api_error"),
+        ({"choices": []}, 502, "api_error"),
+    ],
+)
+def test_a_whole_reply_that_failed_or_was_cut_is_an_error(
+    change: dict[str, Any], status: int, kind: str
+) -> None:
+    found, body = MessageSynthesizer("m").whole(TURN, {**whole(), **change})
+    error = orjson.loads(body)
+    assert (found, error["type"], error["error"]["type"]) == (status, "error", kind)
+    response = orjson.loads(
+        ResponseSynthesizer({}, {}, instructions=None).whole(TURN, {**whole(), **change})[1]
+    )
+    assert (response["status"], response["error"]["code"]) == ("failed", "server_error")

@@ -201,7 +201,7 @@ def test_ids_name_their_turn_and_others_name_none() -> None:
 def test_reasoning_that_the_client_keeps_comes_back() -> None:
     detail = {"name": "responses", "include": ["reasoning.encrypted_content"], "store": False}
     made = ResponseSynthesizer({"model": "m"}, detail, instructions=None)
-    [item, _] = orjson.loads(made.whole(TURN, whole(reasoning_content="hm")))["output"]
+    [item, _] = orjson.loads(made.whole(TURN, whole(reasoning_content="hm"))[1])["output"]
     kept = {"type": "reasoning", "summary": [], "encrypted_content": item["encrypted_content"]}
     assert messages_of([kept], {}) == [{"role": "assistant", "content": "", "reasoning_content": "hm"}]
 
@@ -289,7 +289,7 @@ def test_a_response_is_valid_for_the_sdk_in_strict_mode() -> None:
         },
         instructions="I",
     )
-    response = Response.model_validate_json(made.whole(TURN, reply), strict=True)
+    response = Response.model_validate_json(made.whole(TURN, reply)[1], strict=True)
     assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
     assert response.output_text == "In  Norway \n"
     assert response.usage is not None
@@ -307,7 +307,7 @@ def test_a_response_is_valid_for_the_sdk_in_strict_mode() -> None:
 def test_the_finish_reason_is_the_status(reason: str, status: str, why: str | None) -> None:
     reply = whole()
     reply["choices"][0]["finish_reason"] = reason
-    found = orjson.loads(synthesizer().whole(TURN, reply))
+    found = orjson.loads(synthesizer().whole(TURN, reply)[1])
     assert (found["status"], found["incomplete_details"]) == (status, why and {"reason": why})
 
 
@@ -319,7 +319,7 @@ def test_the_finish_reason_is_the_status(reason: str, status: str, why: str | No
 def test_any_chunking_of_a_stream_gives_the_response_of_the_whole_reply(
     reply: dict[str, Any], sizes: list[int], cuts: list[int]
 ) -> None:
-    expected = orjson.loads(synthesizer().whole(TURN, reply))
+    expected = orjson.loads(synthesizer().whole(TURN, reply)[1])
     made = synthesizer()
     translator = StreamTranslator(made)
     raw = stream_of(reply, sizes)
@@ -383,7 +383,7 @@ def test_a_tool_of_free_text_is_called_with_its_text() -> None:
             }
         ],
     )
-    [item] = orjson.loads(ResponseSynthesizer(chat, request.detail, instructions=None).whole(TURN, reply))[
+    [item] = orjson.loads(ResponseSynthesizer(chat, request.detail, instructions=None).whole(TURN, reply)[1])[
         "output"
     ]
     assert (item["type"], item["input"]) == ("custom_tool_call", "*** Begin\n")
@@ -422,7 +422,7 @@ def test_a_tool_of_a_namespace_keeps_it() -> None:
         content=None,
         tool_calls=[{"id": "c", "type": "function", "function": {"name": "b__search", "arguments": "{}"}}],
     )
-    [item] = orjson.loads(ResponseSynthesizer(chat, request.detail, instructions=None).whole(TURN, reply))[
+    [item] = orjson.loads(ResponseSynthesizer(chat, request.detail, instructions=None).whole(TURN, reply)[1])[
         "output"
     ]
     assert (item["name"], item["namespace"]) == ("search", "b")

@@ -111,17 +111,24 @@ class MessageSynthesizer(EventSynthesizer):
         return super().end()
 
     def _emit_closing(self) -> None:
-        self._close_block()
-        if self._reader.error is not None:
-            status = self._reader.error.get("code")
-            body = translate_error(
-                status if isinstance(status, int) else 500, orjson.dumps({"error": self._reader.error})
-            )
-            self._emit_bytes("error", body)
+        if self._reader.failure is not None:
+            self._emit_bytes("error", self._failure(self._reader.failure)[1])  # the open block does not end
             return
+        self._close_block()
         delta = {"stop_reason": self._stop_reason(), "stop_sequence": self._stop_sequence()}
         self._emit("message_delta", delta=delta, usage=_usage(self._reader.usage))
         self._emit("message_stop")
+
+    def whole(self, turn_id: str, reply: Any) -> tuple[int, bytes]:
+        status, body = super().whole(turn_id, reply)
+        return (status, body) if self._reader.failure is None else self._failure(self._reader.failure)
+
+    @staticmethod
+    def _failure(error: Json) -> tuple[int, bytes]:
+        """Return the status and the error of a reply that is not whole."""
+        code = error.get("code") or error.get("status")
+        status = code if isinstance(code, int) and 400 <= code < 600 else 502
+        return status, translate_error(status, orjson.dumps({"error": error}))
 
     def _finished(self) -> Json:
         self._close_block()

@@ -296,12 +296,14 @@ def _items_of(message: Json) -> Iterator[Json]:
         parts = [{**part, "annotations": []} for part in _parts_of(content, "output_text")]
         yield {"type": "message", "role": "assistant", "content": parts}
     for call in message.get("tool_calls") or ():
-        function = call.get("function", {})
+        is_custom = "custom" in call
+        written = call.get("custom" if is_custom else "function", {})
+        given = "input" if is_custom else "arguments"
         yield {
-            "type": "function_call",
+            "type": "custom_tool_call" if is_custom else "function_call",
             "call_id": call.get("id", ""),
-            "name": function.get("name", ""),
-            "arguments": function.get("arguments", ""),
+            "name": written.get("name", ""),
+            given: written.get(given, ""),
         }
 
 

@@ -22,7 +22,6 @@ from wire.chat_reply import (
     RefusalText,
     Text,
     assistant_message,
-    completion_parts,
 )
 from wire.error_codes import error_type
 from wire.event_synthesizer import EventSynthesizer
@@ -219,12 +218,17 @@ class ResponseSynthesizer(EventSynthesizer):
     def _replay(self, turn: RecordedTurn, with_logprobs: bool) -> None:
         self._start(turn.turn_id)
         self._emit_opening()
-        self._reader.finish_reason = turn.finish_reason
-        self._reader.usage = turn.usage
-        if turn.finish_reason is None:
-            self._reader.error = {"message": "The reply was not finished."}
         logprobs = self._detail.get("logprobs", ()) if with_logprobs else ()
-        self._take(completion_parts(turn.text, turn.reasoning, turn.tool_calls, logprobs))
+        message = {**assistant_message(turn.text, turn.reasoning, turn.tool_calls), "content": turn.text}
+        choice = {
+            "message": message,
+            "finish_reason": turn.finish_reason,
+            "logprobs": {"content": list(logprobs)},
+        }
+        self._take(
+            self._reader.feed({"choices": [choice], "usage": turn.usage}, part="message")
+            + self._reader.finish()
+        )
         self._complete(turn.finished_at)
 
     # ---- the response
@@ -238,15 +242,15 @@ class ResponseSynthesizer(EventSynthesizer):
     def _complete(self, now: float) -> None:
         response, reader = self._response, self._reader
         status = "completed"
-        if reader.error is not None:
+        if reader.failure is not None:
             status = "failed"
-            message = str(reader.error.get("message") or "The backend failed.")
+            message = str(reader.failure.get("message") or "The backend failed.")
             response["error"] = {"code": "server_error", "message": message}
         elif reader.finish_reason in ("length", "content_filter"):
             status = "incomplete"
             is_cut = reader.finish_reason == "length"
             response["incomplete_details"] = {"reason": "max_output_tokens" if is_cut else "content_filter"}
-        self._close_item("completed" if status == "completed" else "incomplete")
+        self._close_item("completed" if status == "completed" else "incomplete", is_whole=status != "failed")
         response["status"] = status
         response["usage"] = response_usage(reader.usage)
         if status == "completed":
@@ -350,11 +354,11 @@ class ResponseSynthesizer(EventSynthesizer):
         opened.item["content"].append(part)
         opened.pieces, opened.logprobs = [], []
 
-    def _close_item(self, status: str) -> None:
+    def _close_item(self, status: str, *, is_whole: bool = True) -> None:
         opened, self._open = self._open, None
         if opened is None:
             return
-        item = opened.item
+        item, events, number = opened.item, len(self._events), self._number
         if opened.key == "arguments":
             item["arguments"] = "".join(opened.pieces)
             self._emit_part(
@@ -375,6 +379,9 @@ class ResponseSynthesizer(EventSynthesizer):
         else:
             item["status"] = status
         self._emit("response.output_item.done", output_index=opened.index, item=item)
+        if not is_whole:  # a client runs a call whose item is done
+            del self._events[events:]
+            self._number = number
 
     def _logprobs(self, entries: Sequence[Json]) -> list[Json]:
         """Return the log-probabilities of a text, where the client asked for them."""
