@@ -131,6 +131,11 @@ def test_the_research_index_lists_every_note_once() -> None:
     assert sorted(listed) == [path.name for path in RESEARCH if path.name != "README.md"]
 
 
+def test_each_release_in_the_changelog_fits_a_screen() -> None:
+    releases = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## [")[1:]
+    assert {one.split("]")[0]: one.count("\n") for one in releases if one.count("\n") > 40} == {}
+
+
 def test_the_newest_release_of_the_changelog_is_this_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.findall(r"^## \[(\d\S*)\]", text, flags=re.MULTILINE)[0] == VERSION
