@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from store.values import Baseline, OpdSupport
 
@@ -17,7 +17,7 @@ from store.values import Baseline, OpdSupport
 class LearningConfig(BaseModel):
     """How verdicts become optimizer steps. The field descriptions are the settings reference."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
     # the loss
     alpha: float | None = Field(
@@ -57,13 +57,6 @@ class LearningConfig(BaseModel):
         default="auto",
         description="how the Tinker server reduces losses; auto: means on SkyRL, sums otherwise",
     )
-
-    @field_validator("opd_clip", "alpha")
-    @classmethod
-    def _finite(cls, value: float | None) -> float | None:
-        if value is not None and value != value:
-            raise ValueError("must be a number")
-        return value
 
 
 DEFAULTS = LearningConfig()

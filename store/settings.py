@@ -18,6 +18,7 @@ import secrets
 import shlex
 import stat
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -56,33 +57,35 @@ OLLAMA = "ollama:"
 
 def _field(
     default: Any,
-    env: str,
     help: str,
-    group: str = "Patina",
-    aliases: tuple[str, ...] = (),
+    group: str,
     *,
+    env: str = "",
+    aliases: tuple[str, ...] = (),
     is_secret: bool = False,
     has_flag: bool = True,
+    **bounds: Any,
 ) -> Any:
-    """A setting: its default, environment name and one line of help.
+    """A setting: its default, one line of help and its group there.
 
     Args:
+        env: its name in the environment; default: PATINA_ and its name.
         aliases: names that other launchers use.
         is_secret: its value is never shown (`to_json`).
-        has_flag: False for a rarely used one, which the command line takes as ``--set name=value``.
+        bounds: of a number, as pydantic names them.
     """
-    names: list[Any] = [env, *([] if env.startswith("PATINA_") else [f"PATINA_{env}"]), *aliases]
-    return Field(
-        default=default,
-        description=help,
-        json_schema_extra={
-            "group": group,
-            "env": env,
-            "names": names,
-            "is_secret": is_secret,
-            "has_flag": has_flag,
-        },
-    )
+    extra: Any = {
+        "group": group,
+        "env": env,
+        "aliases": list(aliases),
+        "is_secret": is_secret,
+        "has_flag": has_flag,
+    }
+    return Field(default=default, description=help, json_schema_extra=extra, **bounds)
+
+
+#: A rarely used setting, which the command line takes as ``--set name=value``.
+_rare = partial(_field, has_flag=False)
 
 
 def has_flag(name: str) -> bool:
@@ -99,484 +102,340 @@ def option(name: str, value: str) -> str:
 class Settings(BaseModel):
     """Everything a process needs to know; see the field descriptions (they are `run.py --help`)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False, protected_namespaces=()
+    )
 
     # -- flags of the OpenClaw-RL Tinker launcher, and what belongs with them
     method: Method = _field(
-        "combine", "METHOD", "how verdicts become steps: rl, opd, combine or sdpo", "learning"
+        "combine", "how verdicts become steps: rl, opd, combine or sdpo", "learning", env="METHOD"
     )
     model_name: str = _field(
         DEFAULT_MODEL,
-        "MODEL_NAME",
         "default model, a folder, a .gguf file, ollama:NAME or ollama:NAME:TAG, or a name on the Hugging Face hub; also HF_CKPT, CLAAS_BASE_MODEL_ID",
         "model",
-        ("HF_CKPT", "CLAAS_BASE_MODEL_ID"),
+        env="MODEL_NAME",
+        aliases=("HF_CKPT", "CLAAS_BASE_MODEL_ID"),
     )
-    model_folder: str = _field(
+    model_folder: str = _rare(
         "",
-        "PATINA_MODEL_FOLDER",
         "folder with the model's weights; default: where the start finds, downloads or converts --model-name",
         "model",
-        has_flag=False,
     )
-    model_gguf: str = _field(
-        "",
-        "PATINA_MODEL_GGUF",
-        "GGUF file that model_folder was converted from; default: as model_folder",
-        "model",
-        has_flag=False,
+    model_gguf: str = _rare(
+        "", "GGUF file that model_folder was converted from; default: as model_folder", "model"
     )
-    cache: str = _field(
+    cache: str = _rare(
         "",
-        "PATINA_CACHE",
         "folder of downloaded and converted models, shared by all homes; default: patina in XDG_CACHE_HOME or ~/.cache",
         "model",
-        has_flag=False,
     )
-    ollama_models: str = _field(
+    ollama_models: str = _rare(
         "",
-        "OLLAMA_MODELS",
         "folder of Ollama's models, for --model-name ollama:NAME; default: ~/.ollama/models, then that of its Linux service",
         "model",
-        has_flag=False,
+        env="OLLAMA_MODELS",
     )
-    lora_rank: int = _field(16, "LORA_RANK", "rank of the LoRA adapters", "learning")
+    lora_rank: int = _field(16, "rank of the LoRA adapters", "learning", env="LORA_RANK", ge=1)
     teacher_model_name: str = _field(
         "",
-        "TEACHER_MODEL_NAME",
         "teacher with the hint in context; empty: the policy's own base model",
         "learning",
+        env="TEACHER_MODEL_NAME",
     )
     learning_rate: float | None = _field(
         None,
-        "LEARNING_RATE",
         "AdamW learning rate, a cap on how far a version moves; default 1e-4 on a Tinker server, 4e-4 else",
         "learning",
+        env="LEARNING_RATE",
+        gt=0,
+        lt=1,
     )
-    batch_size: int = _field(4, "BATCH_SIZE", "turns per step", "learning")
-    most_verdicts_per_hour: int = _field(
+    batch_size: int = _field(4, "turns per step", "learning", env="BATCH_SIZE", ge=1)
+    most_verdicts_per_hour: int = _rare(
         0,
-        "PATINA_MOST_VERDICTS_PER_HOUR",
         "verdicts of one key within an hour that may train; further turns are dropped as over_limit; 0: no limit",
         "learning",
-        has_flag=False,
+        ge=0,
     )
-    max_steps: int = _field(0, "MAX_STEPS", "stop training after so many steps; 0: never", "learning")
+    max_steps: int = _field(
+        0, "stop training after so many steps; 0: never", "learning", env="MAX_STEPS", ge=0
+    )
     loss_fn: Literal["ppo", "importance_sampling"] = _field(
-        "ppo", "LOSS_FN", "surrogate of the advantage term: ppo (clipped) or importance_sampling", "learning"
+        "ppo",
+        "surrogate of the advantage term: ppo (clipped) or importance_sampling",
+        "learning",
+        env="LOSS_FN",
     )
     kl_loss_coef: float = _field(
         0.02,
-        "KL_LOSS_COEF",
         "weight of the k2 KL penalty to the base model; OpenClaw-RL scales the directive advantage by it",
         "learning",
+        env="KL_LOSS_COEF",
+        ge=0,
     )
     save_interval: int = _field(
         20,
-        "SAVE_INTERVAL",
         "besides the newest 8 versions, keep the files of every N-th one for rollback",
         "learning",
+        env="SAVE_INTERVAL",
+        ge=1,
     )
-    keep_gb: float = _field(
+    keep_gb: float = _rare(
         0.0,
-        "PATINA_KEEP_GB",
         "keep the files of older versions as well, the newest first, up to so many GB; 0: none beyond --save-interval",
         "learning",
-        has_flag=False,
+        ge=0,
     )
-    canary_share: float | None = _field(
+    canary_share: float | None = _rare(
         None,
-        "PATINA_CANARY_SHARE",
         "share of the new conversations that a new version serves until its verdicts promote it or roll it back; 0: it goes live "
         "at once; default: 0.5 where one key uses the policy, 0.1 where several do",
         "learning",
-        has_flag=False,
+        ge=0,
+        lt=1,
     )
-    canary_after: int = _field(
+    canary_after: int = _rare(
         20,
-        "PATINA_CANARY_AFTER",
         "the first so many versions of a policy go live at once, without a canary release: a new user sees what is learned",
         "learning",
-        has_flag=False,
+        ge=0,
     )
     resume_from_ckpt: str = _field(
         "",
-        "RESUME_FROM_CKPT",
         "start from this adapter folder when the record has no version yet",
         "learning",
+        env="RESUME_FROM_CKPT",
     )
     w_opd: float = _field(
-        1.0, "OPENCLAW_COMBINE_W_OPD", "combine: weight of the directive (teacher) term", "learning"
+        1.0, "combine: weight of the directive (teacher) term", "learning", env="OPENCLAW_COMBINE_W_OPD", ge=0
     )
-    w_rl: float = _field(0.3, "OPENCLAW_COMBINE_W_RL", "combine: weight of the verdict term", "learning")
+    w_rl: float = _field(
+        0.3, "combine: weight of the verdict term", "learning", env="OPENCLAW_COMBINE_W_RL", ge=0
+    )
     eval_mode: bool = _field(
-        False, "EVAL_MODE", "opd: also ask for verdicts and report them, without training on them", "learning"
-    )
-    prm_m: int = _field(3, "PRM_M", "judge votes per turn, decided by majority", "scoring")
-    prm_temperature: float = _field(0.6, "PRM_TEMPERATURE", "sampling temperature of the judge", "scoring")
-    prm_max_tokens: int = _field(4096, "PRM_MAX_TOKENS", "longest judge answer, in tokens", "scoring")
-    proxy_host: str = _field("127.0.0.1", "PROXY_HOST", "address the proxy listens on", "serving")
-    insecure: bool = _field(
         False,
-        "PATINA_INSECURE",
-        "let --proxy-host be reachable from other machines although no key is required",
-        "serving",
+        "opd: also ask for verdicts and report them, without training on them",
+        "learning",
+        env="EVAL_MODE",
     )
-    proxy_port: int = _field(30000, "PROXY_PORT", "port the proxy listens on", "serving")
+    prm_m: int = _field(3, "judge votes per turn, decided by majority", "scoring", env="PRM_M", ge=1)
+    prm_temperature: float = _field(
+        0.6, "sampling temperature of the judge", "scoring", env="PRM_TEMPERATURE", ge=0
+    )
+    prm_max_tokens: int = _field(
+        4096, "longest judge answer, in tokens", "scoring", env="PRM_MAX_TOKENS", ge=1
+    )
+    proxy_host: str = _field("127.0.0.1", "address the proxy listens on", "serving", env="PROXY_HOST")
+    insecure: bool = _field(
+        False, "let --proxy-host be reachable from other machines although no key is required", "serving"
+    )
+    proxy_port: int = _field(30000, "port the proxy listens on", "serving", env="PROXY_PORT", ge=0, le=65535)
     served_model_name: str = _field(
         "",
-        "SERVED_MODEL_NAME",
         "name clients see and the policy is recorded under; default: from --model-name",
         "model",
+        env="SERVED_MODEL_NAME",
     )
     api_key: str | None = _field(
         None,
-        "SGLANG_API_KEY",
         'key clients must send as Bearer; default: generated on first start; "" on the command line: no key',
         "serving",
+        env="SGLANG_API_KEY",
         is_secret=True,
     )
     record_dir: str = _field(
-        "", "RECORD_DIR", "folder of the record (patina.db); default: the home folder", "record"
+        "", "folder of the record (patina.db); default: the home folder", "record", env="RECORD_DIR"
     )
     wandb_project: str = _field(
-        "", "WANDB_PROJECT", "also log step metrics to this wandb project", "learning"
+        "", "also log step metrics to this wandb project", "learning", env="WANDB_PROJECT"
     )
 
     # -- Patina's own
-    custom_rm_path: str = _field(
-        "", "PATINA_CUSTOM_RM_PATH", "own reward: module:function or file.py:function", "scoring"
-    )
+    custom_rm_path: str = _field("", "own reward: module:function or file.py:function", "scoring")
     backend: Literal["embedded", "llamacpp", "vllm", "tinker", "auto"] = _field(
         "auto",
-        "PATINA_BACKEND",
         "what serves the policy; auto: nothing of ours when --upstream is given; "
         "tinker when TINKER_BASE_URL is set, vllm where there is an NVIDIA GPU and an environment for it; embedded otherwise",
         "serving",
     )
     upstream: str = _field(
         "",
-        "PATINA_UPSTREAM",
         "base URL of an OpenAI-compatible endpoint to serve through instead of a local backend; with --backend vllm a running "
         "vLLM, and several copies of it by repeating this",
         "serving",
     )
     upstream_auth: Literal["key", "passthrough"] = _field(
         "key",
-        "PATINA_UPSTREAM_AUTH",
         "whose credentials --upstream gets: key (--upstream-api-key) or passthrough (each client's own; the key of this "
         "proxy then comes in the header x-patina-key)",
         "serving",
     )
-    native_apis: bool = _field(
+    native_apis: bool = _rare(
         False,
-        "PATINA_NATIVE_APIS",
         "forward /v1/responses and /v1/messages to a backend that has them, unread and not recorded; default: translate them to "
         "chat, which is recorded",
         "serving",
-        has_flag=False,
     )
     cors_origins: str = _field(
-        "",
-        "PATINA_CORS_ORIGINS",
-        "web pages that may call from a browser, separated by commas, or *; default: none",
-        "serving",
+        "", "web pages that may call from a browser, separated by commas, or *; default: none", "serving"
     )
-    metrics_public: bool = _field(
-        False,
-        "PATINA_METRICS_PUBLIC",
-        "serve /metrics without a key; default: an owner's key",
-        "serving",
-        has_flag=False,
-    )
+    metrics_public: bool = _rare(False, "serve /metrics without a key; default: an owner's key", "serving")
     otlp_endpoint: str = _field(
         "",
-        "OTEL_EXPORTER_OTLP_ENDPOINT",
         "base URL of an OpenTelemetry collector (OTLP over HTTP) for spans and metrics; default: none",
         "serving",
+        env="OTEL_EXPORTER_OTLP_ENDPOINT",
     )
-    otlp_headers: str = _field(
+    otlp_headers: str = _rare(
         "",
-        "OTEL_EXPORTER_OTLP_HEADERS",
         "headers for --otlp-endpoint: name=value,name=value",
         "serving",
+        env="OTEL_EXPORTER_OTLP_HEADERS",
         is_secret=True,
-        has_flag=False,
     )
-    otlp_content: bool = _field(
+    otlp_content: bool = _rare(
         False,
-        "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT",
         "send the text of messages and replies to --otlp-endpoint as well",
         "serving",
-        has_flag=False,
+        env="OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT",
     )
-    upstream_api_key: str = _field(
-        "", "PATINA_UPSTREAM_API_KEY", "key sent to --upstream", "serving", is_secret=True
-    )
+    upstream_api_key: str = _field("", "key sent to --upstream", "serving", is_secret=True)
     judge: str = _field(
         "auto",
-        "PATINA_JUDGE",
         "who scores besides the rules: none, self (the policy's base model) or a litellm model such as "
         "openai/gpt-4.1-mini; auto: self where the model passes a start-up self-test",
         "scoring",
     )
-    judge_api_base: str = _field("", "PATINA_JUDGE_API_BASE", "own base URL for the judge", "scoring")
-    judge_api_key: str = _field(
+    judge_api_base: str = _field("", "own base URL for the judge", "scoring")
+    judge_api_key: str = _rare(
+        "", "key for the judge; default: the provider's own variable", "scoring", is_secret=True
+    )
+    open_webui_url: str = _rare(
+        "", "address of an Open WebUI whose ratings train, e.g. http://127.0.0.1:8080; empty: none", "scoring"
+    )
+    open_webui_token: str = _rare("", "API key of one of its administrators", "scoring", is_secret=True)
+    open_webui_key: str = _rare(
+        "default", "name of the Patina key that it sends its requests with", "scoring"
+    )
+    rubric: str = _field("", "text file woven into the judge's question: what counts as good", "scoring")
+    home: Path = _field(Path("~/.patina"), "folder of the record, keys and adapters", "record")
+    database: str = _field("", "database URL instead of patina.db (sqlite or postgresql+asyncpg)", "record")
+    backend_port: int = _rare(0, "port of the local backend; 0: any free one", "serving", ge=0, le=65535)
+    vllm_python: str = _rare(
         "",
-        "PATINA_JUDGE_API_KEY",
-        "key for the judge; default: the provider's own variable",
-        "scoring",
-        is_secret=True,
-        has_flag=False,
-    )
-    open_webui_url: str = _field(
-        "",
-        "PATINA_OPEN_WEBUI_URL",
-        "address of an Open WebUI whose ratings train, e.g. http://127.0.0.1:8080; empty: none",
-        "scoring",
-        has_flag=False,
-    )
-    open_webui_token: str = _field(
-        "",
-        "PATINA_OPEN_WEBUI_TOKEN",
-        "API key of one of its administrators",
-        "scoring",
-        is_secret=True,
-        has_flag=False,
-    )
-    open_webui_key: str = _field(
-        "default",
-        "PATINA_OPEN_WEBUI_KEY",
-        "name of the Patina key that it sends its requests with",
-        "scoring",
-        has_flag=False,
-    )
-    rubric: str = _field(
-        "", "PATINA_RUBRIC", "text file woven into the judge's question: what counts as good", "scoring"
-    )
-    home: Path = _field(Path("~/.patina"), "PATINA_HOME", "folder of the record, keys and adapters", "record")
-    database: str = _field(
-        "", "PATINA_DATABASE", "database URL instead of patina.db (sqlite or postgresql+asyncpg)", "record"
-    )
-    backend_port: int = _field(
-        0, "PATINA_BACKEND_PORT", "port of the local backend; 0: any free one", "serving", has_flag=False
-    )
-    vllm_python: str = _field(
-        "",
-        "PATINA_VLLM_PYTHON",
         "python of the environment that has vLLM; default: .venv-vllm, made by scripts/install_vllm.py",
         "serving",
-        has_flag=False,
     )
     vllm_args: str = _field(
-        "",
-        "PATINA_VLLM_ARGS",
-        "more flags for vLLM, as in a shell; they win over the derived ones",
-        "serving",
+        "", "more flags for vLLM, as in a shell; they win over the derived ones", "serving"
     )
-    gpu_memory_share: float = _field(
-        0.0,
-        "PATINA_GPU_MEMORY_SHARE",
-        "share of the GPU's memory for vLLM; 0: computed, and shown at start",
-        "serving",
-        has_flag=False,
+    gpu_memory_share: float = _rare(
+        0.0, "share of the GPU's memory for vLLM; 0: computed, and shown at start", "serving", ge=0, lt=1
     )
     colocate: Literal["auto", "share", "sleep"] = _field(
         "auto",
-        "PATINA_COLOCATE",
         "vLLM and the trainer on one GPU: share (both at once), or sleep (vLLM sleeps while a step runs, requests wait up to "
         "max_hold); auto: share where both fit, which is computed and shown at start",
         "serving",
     )
     workers: int = _field(
-        1,
-        "PATINA_WORKERS",
-        "gateway processes that share the port; one serves some hundred requests a second",
-        "serving",
+        1, "gateway processes that share the port; one serves some hundred requests a second", "serving", ge=1
     )
-    accept_any_model: Literal["auto", "on", "off"] = _field(
+    accept_any_model: Literal["auto", "on", "off"] = _rare(
         "auto",
-        "PATINA_ACCEPT_ANY_MODEL",
         "serve unknown model names such as gpt-4o-mini by the policy: on, off, or auto (on while every key uses one policy)",
         "serving",
-        has_flag=False,
     )
     wishes: Literal["auto", "both", "prompt", "weights", "off"] = _field(
         "auto",
-        "PATINA_WISHES",
         "where a stated wish acts: prompt (added to the next requests), weights (learnt), both (in the prompt until the weights follow it) or "
         "off; auto: both, and off for an --upstream that is only served",
         "learning",
     )
     sync: Literal["none", "group"] = _field(
         "none",
-        "PATINA_SYNC",
         "journal: none survives a crash of any process; group also syncs to disk before a reply ends, many turns at a time, "
         "and survives a power cut",
         "serving",
     )
-    max_hold: float = _field(
+    max_hold: float = _rare(
         10.0,
-        "PATINA_MAX_HOLD",
         "--colocate sleep: seconds that a request waits before the step stops at its next boundary and lets it through",
         "serving",
-        has_flag=False,
+        ge=0,
     )
     quantize: Literal["none", "4bit"] = _field(
         "none",
-        "PATINA_QUANTIZE",
         "how the trainer holds the base model: none, or 4bit (NF4 by bitsandbytes; needs an NVIDIA GPU)",
         "learning",
     )
     max_model_len: int = _field(
-        0, "PATINA_MAX_MODEL_LEN", "vLLM's context in tokens; 0: as much of the model's as fits", "serving"
+        0, "vLLM's context in tokens; 0: as much of the model's as fits", "serving", ge=0
     )
-    tool_call_parser: str = _field(
-        "",
-        "PATINA_TOOL_CALL_PARSER",
-        "vLLM's parser of tool calls; default: by the model's family; none: none",
-        "serving",
-        has_flag=False,
+    tool_call_parser: str = _rare(
+        "", "vLLM's parser of tool calls; default: by the model's family; none: none", "serving"
     )
     tinker_base_url: str = _field(
         "",
-        "TINKER_BASE_URL",
         "base URL of a Tinker server of your own, for --backend tinker; default: the hosted one",
         "serving",
+        env="TINKER_BASE_URL",
     )
-    tinker_api_key: str = _field(
+    tinker_api_key: str = _rare(
         "",
-        "TINKER_API_KEY",
         "key of the Tinker server (tml-...); a server on this machine needs none",
         "serving",
+        env="TINKER_API_KEY",
         is_secret=True,
-        has_flag=False,
     )
-    tinker_model: str = _field(
-        "",
-        "PATINA_TINKER_MODEL",
-        "the Tinker server's name of the base model, where it is not --model-name",
-        "serving",
-        has_flag=False,
+    tinker_model: str = _rare(
+        "", "the Tinker server's name of the base model, where it is not --model-name", "serving"
     )
-    adapter_slots: int = _field(
+    adapter_slots: int = _rare(
         8,
-        "PATINA_ADAPTER_SLOTS",
         "adapter versions served at once; a new one waits until an old one is idle when all are in use",
         "serving",
-        has_flag=False,
+        ge=2,
     )
     threads: int = _field(
         0,
-        "PATINA_THREADS",
         "CPU threads for the engine and the trainer each; 0: half of the cores for the engine, and all for the trainer, which yields them",
         "serving",
+        ge=0,
     )
 
     learning: LearningConfig = _field(
         DEFAULTS,
-        "PATINA_LEARNING",
         "learning settings as key=value, separated by commas; see docs/reference/settings.md",
         "learning",
     )
-    max_wait_s: float = _field(
+    max_wait_s: float = _rare(
         0.0,
-        "PATINA_MAX_WAIT_S",
         "train on fewer turns than --batch-size once a complaint has waited so long and none came for half of it; 0: half as long as a "
         "version takes here, 30 to 600 s",
         "learning",
-        has_flag=False,
+        ge=0,
     )
     train_when: str = _field(
         "always",
-        "PATINA_TRAIN_WHEN",
         "when a step may begin: always, idle (no main request for idle_minutes; a request that comes during a step interrupts "
         f"it), manual (`{COMMAND} train --now`), or a time of day such as 23:00-07:00",
         "learning",
     )
     train_on: Literal["here", "modal"] = _field(
         "here",
-        "PATINA_TRAIN_ON",
         "where steps are computed: here (this machine, or the Tinker server of --backend tinker), or modal (a GPU of your Modal account; "
         "the turns of each batch are sent there)",
         "learning",
     )
-    idle_minutes: float = _field(
-        30.0,
-        "PATINA_IDLE_MINUTES",
-        "--train-when idle: minutes without a main request",
-        "learning",
-        has_flag=False,
-    )
-    seed: int = _field(0, "PATINA_SEED", "seed of training", "learning")
+    idle_minutes: float = _rare(30.0, "--train-when idle: minutes without a main request", "learning", ge=0)
+    seed: int = _field(0, "seed of training", "learning")
 
     @field_validator("learning", mode="before")
     @classmethod
     def _learning(cls, value: Any) -> Any:
         return parse_learning(value) if isinstance(value, str) else value
-
-    @field_validator("proxy_port", "backend_port")
-    @classmethod
-    def _port(cls, value: int) -> int:
-        if not 0 <= value <= 65535:
-            raise ValueError("a port is a number from 0 to 65535")
-        return value
-
-    @field_validator(
-        "batch_size",
-        "lora_rank",
-        "prm_m",
-        "prm_max_tokens",
-        "save_interval",
-        "workers",
-    )
-    @classmethod
-    def _positive(cls, value: int) -> int:
-        if value < 1:
-            raise ValueError("must be at least 1")
-        return value
-
-    @field_validator(
-        "max_steps",
-        "keep_gb",
-        "canary_after",
-        "most_verdicts_per_hour",
-        "threads",
-        "kl_loss_coef",
-        "w_opd",
-        "w_rl",
-        "prm_temperature",
-        "max_wait_s",
-        "max_hold",
-        "idle_minutes",
-        "max_model_len",
-    )
-    @classmethod
-    def _not_negative(cls, value: float) -> float:
-        if not value >= 0:  # also refuses NaN
-            raise ValueError("must not be negative")
-        return value
-
-    @field_validator("learning_rate")
-    @classmethod
-    def _rate(cls, value: float | None) -> float | None:
-        if value is not None and not 0 < value < 1:
-            raise ValueError("must lie between 0 and 1")
-        return value
-
-    @field_validator("canary_share")
-    @classmethod
-    def _share(cls, value: float | None) -> float | None:
-        if value is not None and not 0 <= value < 1:
-            raise ValueError("must be at least 0 and below 1")
-        return value
-
-    @field_validator("adapter_slots")
-    @classmethod
-    def _two_or_more(cls, value: int) -> int:
-        if value < 2:
-            raise ValueError("must be at least 2: the live version and the next one")
-        return value
 
     @field_validator("vllm_args")
     @classmethod
@@ -585,13 +444,6 @@ class Settings(BaseModel):
             shlex.split(value)
         except ValueError as exc:
             raise ValueError(f"cannot be split into words: {exc}") from exc
-        return value
-
-    @field_validator("gpu_memory_share")
-    @classmethod
-    def _below_one(cls, value: float) -> float:
-        if not 0 <= value < 1:
-            raise ValueError("must be at least 0 and below 1")
         return value
 
     @field_validator("served_model_name")
@@ -858,6 +710,11 @@ class Settings(BaseModel):
             raise ConfigError(f"cannot read the settings in {path}: {exc}") from exc
 
 
+for _name, _setting in Settings.model_fields.items():
+    _extra: Any = _setting.json_schema_extra
+    _extra["env"] = _extra["env"] or f"PATINA_{_name.upper()}"
+
+
 def read_settings(given: dict[str, Any]) -> Settings:
     """Return the settings from ``given`` values, the environment and the defaults.
 
@@ -889,8 +746,8 @@ def read_settings(given: dict[str, Any]) -> Settings:
 def environment_names(name: str) -> list[str]:
     """Return the names that a setting has in the environment; the first that is set and not empty counts."""
     extra: Any = Settings.model_fields[name].json_schema_extra
-    names: list[str] = extra["names"]
-    return names
+    own = [] if extra["env"].startswith("PATINA_") else [f"PATINA_{extra['env']}"]
+    return [extra["env"], *own, *extra["aliases"]]
 
 
 def _variables() -> dict[str, str]:
@@ -930,10 +787,17 @@ def origins_of(settings: Settings) -> dict[str, str]:
     return found
 
 
+#: pydantic's words, and those for a person.
+_WORDS = {"Input should be": "must be", "greater than or equal to": "at least", "less than or equal to": "at most",
+          "greater than": "above", "less than": "below"}  # fmt: skip
+
+
 def _sentence(error: Any, given: dict[str, Any]) -> str:
     shown = re.sub(r"//[^/@']*@", "//…@", repr(error["input"]))  # a URL may hold a password
     place = str(error["loc"][0]) if error["loc"] else ""
-    message: str = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    message: str = error["msg"].removeprefix("Value error, ")
+    for theirs, ours in _WORDS.items():
+        message = message.replace(theirs, ours, 1)
     if error["type"] == "literal_error":
         choices = re.findall(r"'([^']+)'", error["ctx"]["expected"])
         message += "".join(
