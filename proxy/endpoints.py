@@ -36,7 +36,7 @@ class Endpoint:
 HEALTH = Endpoint(
     method="any",
     path="/healthz",
-    summary="whether the proxy runs, the live version, and whether the record is available",
+    summary="whether the proxy runs, the backend answers, and the record is available",
     needs_key=False,
 )
 HEALTH_DETAIL = Endpoint(
