@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.console import PlainConsole
+from cli.text import write_json_lines
 from recorder.turns import read_next_messages
 from scorers.combined import read_message
 from scorers.reader import turn_of
@@ -85,7 +86,7 @@ def score(settings: Settings, arguments: argparse.Namespace) -> int:
         settings = settings.model_copy(update={"judge": "none"})
     predictions = asyncio.run(predict(build_scorer_chain(settings), rows))
     if arguments.predictions is not None:
-        write_predictions(arguments.predictions, predictions)
+        write_json_lines(arguments.predictions, (one.to_json() for one in predictions))
     console = PlainConsole(highlight=False, soft_wrap=True)
     print_counts(console, predictions)
     print_comparison(console, rows, predictions)
@@ -192,15 +193,6 @@ def _prediction(verdict: Verdict, row: RecordedReaction) -> Prediction:
         by=verdict.source if decided else "none",
         reason=reason,
     )
-
-
-def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
-    """Write one JSON line a reaction. Raises: ConfigError."""
-    lines = "".join(json.dumps(p.to_json(), ensure_ascii=False) + "\n" for p in predictions)
-    try:
-        path.write_text(lines, encoding="utf-8")
-    except OSError as exc:
-        raise ConfigError(f"cannot write {path}: {exc.strerror or exc}") from exc
 
 
 def print_counts(console: Console, predictions: Sequence[Prediction]) -> None:

@@ -16,8 +16,9 @@ from pathlib import Path
 from rich.table import Table
 
 from cli.console import PlainConsole
-from cli.recorded_traffic import KindPrediction, Recorded, Score, parse_line, read_traffic, replay, score
+from cli.recorded_traffic import KindPrediction, Recorded, parse_line, read_traffic, replay
 from lab.evals.client_models import HISTORIES, REQUESTS, lines_of
+from lab.evals.traffic_score import Score, score
 from lab.evals.weights import (
     hand_weights,
     leave_one_out,

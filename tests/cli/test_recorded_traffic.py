@@ -11,19 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from cli.recorded_traffic import (
-    KindPrediction,
-    Pairs,
-    Recorded,
-    pairs,
-    parse_line,
-    read_traffic,
-    replay,
-    score,
-    true_predecessors,
-    turn_of,
-)
+from cli.recorded_traffic import KindPrediction, Recorded, parse_line, read_traffic, replay, turn_of
 from lab.evals.client_models import HISTORIES, REQUESTS, lines_of
+from lab.evals.traffic_score import Pairs, pairs, score, true_predecessors
 from migrations import upgrade
 from store.errors import ConfigError
 from tests.proxy.conftest import KEY, run_gateway

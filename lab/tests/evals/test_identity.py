@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cli.recorded_traffic import Pairs, Recorded
+from cli.recorded_traffic import Recorded
 from lab.evals.identity import (
     BASELINES,
     header_or_unknown,
@@ -18,6 +18,7 @@ from lab.evals.identity import (
     table_of,
     tools_are_main,
 )
+from lab.evals.traffic_score import Pairs
 from lab.evals.weights import (
     LabelledRequest,
     fit,

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.recorded_traffic import read_traffic, replay, score
+from cli.recorded_traffic import read_traffic, replay
+from lab.evals.traffic_score import score
 from wire.classify import WEIGHTS
 
 FOLDER = Path(__file__).parents[3] / "tests" / "recorder" / "data" / "clients"
