@@ -65,11 +65,8 @@ class KindDecider:
 
     def _by_words(self, captured: ClassifiedExchange, codes: Sequence[str]) -> Classification:
         found = reconsider(captured.kind, *codes, weights=self._weights)
-        if found.kind is TurnKind.SIDE:
-            newer = self._turn_index.without_known_lines(captured)
-            if newer is not None:
-                found = classify(newer, captured.chat.body, codes, self._weights)
-        return found
+        newer = self._turn_index.without_known_lines(captured) if found.kind is TurnKind.SIDE else None
+        return found if newer is None else classify(newer, captured.chat.body, codes, self._weights)
 
     def _correct_followed(
         self, captured: ClassifiedExchange, codes: Sequence[str], revision: Revision

@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -124,12 +124,18 @@ def _raw_lines(text: str) -> list[str]:
     for line in lines:
         found.append(line)
         if _may_quote(line):
-            for quoted in _STRING.finditer(line):
-                try:
-                    found += str(json.loads(quoted[0])).splitlines()
-                except ValueError:
-                    continue
+            for quoted in json_strings(line):
+                found += quoted.splitlines()
     return found
+
+
+def json_strings(text: str) -> Iterator[str]:
+    """Yield the JSON strings in a text."""
+    for quoted in _STRING.finditer(text):
+        try:
+            yield str(json.loads(quoted[0]))
+        except ValueError:
+            continue
 
 
 def _may_quote(text: str) -> bool:

@@ -46,6 +46,7 @@ from recorder.text_overlap import (
     TurnLines,
     edge_lines,
     flatten_user_text,
+    json_strings,
     measure_overlap,
     measure_substrings,
     newest_user_text,
@@ -127,8 +128,8 @@ TWIN_S = 60.0
 ASKED_AGAIN_S = (1.0, 900.0)
 #: Turns of one tool loop that a person's next words reach, the newest ones.
 _MAX_LOOP_TURNS = 32
-#: Characters of a template's literal beginning or end, and different texts around it from which on it is one.
-_TEMPLATE_CHARS, _MIN_TEMPLATE_TEXTS = 80, 2
+#: Characters of a template's literal beginning or end.
+_TEMPLATE_CHARS = 80
 #: Characters of a prompt's end that are kept to recognise its form.
 _FORM_CHARS = 1500
 #: Newest replies of a history among which clients put canned ones of their own.
@@ -183,12 +184,11 @@ class _Entry:
     main_drop_reason: DropReason | None  #: why it would not train as a main turn
     key_name: str
     freedom: tuple[bool, bool]  #: of its reply (`_freedom`)
-    templates: tuple[str, ...]  #: keys of its literal beginning and end (`_template_keys`)
     form: str  #: the end of a prompt that may be made from a form
     asked: str  #: beginning and end of its newest user text, squeezed
     lines: tuple[str, ...]  #: of its newest user messages, as they were sent
     frame: str  #: `_frame`
-    serialised: tuple[str, ...]  #: lines of the message that its text is a serialised form of
+    serialised: tuple[tuple[str, ...], ...]  #: lines of each text inside JSON in its message
     retried: str  #: key of its prompt; of a framework's retry, of the first prompt
 
 
@@ -201,18 +201,6 @@ class _OrphanEntry:
     flat: str
     side_reasons: set[str]
     created_at: float
-
-
-@dataclass(slots=True)
-class _Template:
-    """A literal beginning or end that several fresh requests of one client share.
-
-    Attributes:
-        texts: digests of the different texts around it, the first few.
-    """
-
-    texts: set[str]
-    is_continued: bool = False
 
 
 class _LazyTips(Mapping[str, "list[Tip]"]):
@@ -276,7 +264,6 @@ class TurnIndex:
         self._main_counts: defaultdict[str, int] = defaultdict(int)  # main turns seen, by key
         self._orphans: OrderedDict[str, _OrphanEntry] = OrderedDict()  # by session, housekeeping first
         self._identifiers = LearnedIdentifiers()
-        self._templates: OrderedDict[str, _Template] = OrderedDict()
         self._known_systems: OrderedDict[tuple[str, str, str], None] = (
             OrderedDict()
         )  # root, client, system head
@@ -343,8 +330,11 @@ class TurnIndex:
         if len(opening) >= _MIN_EDITED_OPENING_CHARS:
             keys.append(("opening", f"{history.root}:{normalise_line(opening)[:_OPENING_KEY_CHARS]}"))
         keys += [("order", f"{history.root}:{turn_order[-1]}") for turn_order in delegated_texts]
-        serialised = _serialised_lines(history)
-        keys += [("serialised", f"{history.root}:{serialised[-1]}")] if serialised else []
+        serialised = _serialised_texts(history)
+        keys += [
+            ("serialised", f"{history.root}:{last}")
+            for last in dict.fromkeys(lines[-1] for lines in serialised)
+        ]
         templates = _template_keys(history, client)
         keys += [("form", key) for key in templates]
         self._note_user(turn.key_name, turn.user)
@@ -380,7 +370,6 @@ class TurnIndex:
             main_drop_reason=turn.main_drop_reason,
             key_name=turn.key_name,
             freedom=_freedom(turn.request),
-            templates=templates,
             form=_user_text(history)[-_FORM_CHARS:] if templates else "",
             asked=_asked(history),
             lines=_sent_lines(history),
@@ -449,7 +438,7 @@ class TurnIndex:
         return (*retried, *loop)
 
     def _learn(self, turn: NewTurn | Remembered, history: History, client: str) -> None:
-        """Learn the client's identifiers and templates; a template that is continued by a main turn is a person's."""
+        """Learn what the client's conversations have in common, and what names them."""
         entry = self._entries[turn.turn_id]
         parent = self._entries.get(turn.parent_turn_id or "")
         if turn.kind is TurnKind.MAIN and entry.identifiers:
@@ -465,18 +454,6 @@ class TurnIndex:
             )
         if parent is not None and _is_continued_by_person(parent, entry, history):
             self._note_continued(parent)
-        if turn.kind is TurnKind.MAIN and parent is not None:
-            for key in parent.templates:
-                if key in self._templates:
-                    self._templates[key].is_continued = True
-        for key in entry.templates:
-            template = self._templates.setdefault(key, _Template(set()))
-            self._templates.move_to_end(key)
-            is_fresh = turn.parent_turn_id is None or turn.kind is TurnKind.SIDE
-            if is_fresh and len(template.texts) <= _MIN_TEMPLATE_TEXTS:
-                template.texts.add(history.request_key)
-        while len(self._templates) > self._capacity:
-            self._templates.popitem(last=False)
 
     def _note_continued(self, entry: _Entry) -> None:
         """Learn what a client puts around words of a person: the system prompt, the tools, and the lines of the message."""
@@ -493,17 +470,8 @@ class TurnIndex:
         head = _system_head(history)
         is_known = bool(head) and (history.root, captured.client, head) in self._known_systems
         codes = ["known_system" if history.is_opening else "same_system"] if is_known else []
-        mine = _freedom(captured.chat.body)
-        if any(mine < twin.freedom for twin in self._twins(captured)):
-            codes.append("beside_main")
         if history.is_opening:
-            if self._continued_form(captured) is not None:
-                return [*codes, "same_form"]
-            known = [t for key in _template_keys(history, captured.client) if (t := self._templates.get(key))]
-            is_template = not any(t.is_continued for t in known) and any(
-                len(t.texts - {history.request_key}) >= _MIN_TEMPLATE_TEXTS for t in known
-            )
-            return [*codes, "template"] if is_template else codes
+            return [*codes, *(["same_form"] if self._continued_form(captured) is not None else [])]
         newest = next(run for run in reversed(history.runs) if run.role == "assistant")
         entries = [self._entries[t] for t in self._holders("reply", newest.key)]
         if not entries:
@@ -514,7 +482,8 @@ class TurnIndex:
             codes.append("instructed_side")
         before = of_main or entries
         tools = _tool_count(captured.chat.body)
-        if all(e.system_head != head for e in before):
+        mine = _system_lines(history)
+        if not any(e.system_head == head or _is_similar(mine, e.system_lines) for e in before):
             codes.append("new_system")
         elif of_main:
             codes.append("same_system")
@@ -548,8 +517,11 @@ class TurnIndex:
 
     def _is_beside(self, captured: ClassifiedExchange, entry: _Entry) -> bool:
         """Whether a turn was sent at the time of a request by the same client under another system prompt."""
-        is_other = entry.client == captured.client and entry.system_key != captured.history.system_key
-        return is_other and abs(captured.created_at - entry.tip.created_at) < TWIN_S
+        return entry.client == captured.client and self._is_at_once(captured, entry)
+
+    def _is_at_once(self, captured: ClassifiedExchange, entry: _Entry) -> bool:
+        is_near = abs(captured.created_at - entry.tip.created_at) < TWIN_S
+        return is_near and entry.system_key != captured.history.system_key
 
     def lesser_twins(self, captured: ClassifiedExchange) -> list[str]:
         """Return the main turns beside this request that a program sent: serialised, with a schema or for a few tokens only."""
@@ -559,7 +531,7 @@ class TurnIndex:
             words = utterance_lines(newest_user_text(captured.history.messages))
             holders = self._holders("serialised", f"{captured.history.root}:{words[-1]}") if words else ()
             same = (self._entries[t] for t in holders)
-            found += [e for e in same if e.serialised == words and self._is_beside(captured, e)]
+            found += [e for e in same if words in e.serialised and self._is_at_once(captured, e)]
         return [e.tip.turn_id for e in found if e.tip.kind is TurnKind.MAIN and e.tip.is_newest]
 
     def related_kind(self, captured: ClassifiedExchange) -> tuple[TurnKind, str] | None:
@@ -573,6 +545,9 @@ class TurnIndex:
             return (TurnKind.MAIN, "tool_loop") if is_loop else None
         if self._is_serialised_twin(captured):
             return TurnKind.SIDE, "serialised"
+        mine = _freedom(captured.chat.body)
+        if any(mine < twin.freedom for twin in self._twins(captured)):
+            return TurnKind.SIDE, "beside_main"
         is_known = (history.root, captured.client, _frame(history, captured.chat.body)) in self._known_frames
         if is_known and not is_programs(captured.kind):
             return TurnKind.MAIN, "known_frame"
@@ -580,10 +555,12 @@ class TurnIndex:
 
     def _is_serialised_twin(self, captured: ClassifiedExchange) -> bool:
         """Whether a fresh request's text is the serialised message of a turn that its client sent beside it under another system prompt."""
-        lines = _serialised_lines(captured.history)
-        holders = self._questions.get(captured.history.root, {}).get(lines[-1], ()) if lines else ()
-        entries = (self._entries[t] for t in _newest(holders))
-        return any(e.trace.question == lines and self._is_beside(captured, e) for e in entries)
+        questions = self._questions.get(captured.history.root, {})
+        return any(
+            entry.trace.question == lines and self._is_at_once(captured, entry)
+            for lines in _serialised_texts(captured.history)
+            for entry in (self._entries[t] for t in _newest(questions.get(lines[-1], ())))
+        )
 
     def without_known_lines(self, captured: ClassifiedExchange) -> list[Message] | None:
         """Return the messages without the lines that this client put around words which people continued; None where it has none of them."""
@@ -1300,15 +1277,7 @@ def _unwrapped(completion: Completion) -> list[Completion]:
 def _inside(value: Any, depth: int = 4) -> Iterator[Any]:
     """Yield the texts and objects inside a JSON object, itself included."""
     yield value
-    for item in (
-        ()
-        if not depth
-        else value.values()
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, list)
-        else ()
-    ):
+    for item in value.values() if isinstance(value, dict) and depth else ():
         yield from _inside(item, depth - 1)
 
 
@@ -1344,6 +1313,12 @@ def _system_head(history: History) -> str:
 def _system_lines(history: History) -> frozenset[str]:
     """Return the lines of a history's system prompt without digits, as far as they are compared."""
     return _lines_without_digits(history.system_text[:_MAX_SYSTEM_CHARS])
+
+
+def _is_similar(one: frozenset[str], other: frozenset[str]) -> bool:
+    """Whether two system prompts share most lines, lists in them apart: memories and documents change in a conversation."""
+    one, other = (frozenset(line for line in lines if line[0] not in "-*•") for lines in (one, other))
+    return 2 * len(one & other) >= max(1, len(one | other))
 
 
 @lru_cache(maxsize=256)  # system prompts recur, and the turns under one share the set
@@ -1399,18 +1374,13 @@ def _template_keys(history: History, client: str) -> tuple[str, ...]:
     )
 
 
-def _serialised_lines(history: History) -> tuple[str, ...]:
-    """Return the lines of the text inside the JSON that a fresh request's newest message is; () for any other message."""
-    text = content_text(history.messages[-1].get("content")).strip() if history.is_opening else ""
-    if text[:1] not in ("[", "{") or len(text) > _MAX_WRAPPED_CHARS:
-        return ()
-    try:
-        given = json.loads(text)
-    except (ValueError, RecursionError):
-        return ()
-    objects = [v for v in _inside(given) if isinstance(v, dict)]
-    return utterance_lines(
-        "\n".join(v for o in objects for k in ("text", "content") if isinstance(v := o.get(k), str))
+def _serialised_texts(history: History) -> tuple[tuple[str, ...], ...]:
+    """Return the lines of each text that stands as a JSON string at the end of a fresh request's message."""
+    text = content_text(history.messages[-1].get("content"))[-_FORM_CHARS:] if history.is_opening else ""
+    return (
+        tuple(filter(None, (utterance_lines(quoted) for quoted in json_strings(text))))
+        if '":' in text
+        else ()
     )
 
 

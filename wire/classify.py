@@ -1,13 +1,9 @@
 """Classification of a turn: main (the user or their agent) or side (the client's own requests: titles, summaries, memory). Sans-IO.
 
-A turn's kind is an additive score over evidence. Each piece has a code and a weight (`weights.json`, log-odds of a side turn): positive for side,
-negative for main; the sum decides. Three kinds of evidence:
-
-* *structure of the request*: who speaks last, a written-out dialogue or form inside one message, a forced schema on a fresh request, the token
-  limit, tools offered and used. It does not depend on language.
-* *the record* (`RecordEvidence`): the request extends a recorded turn, with another system prompt or fewer tools; its long literal beginning stood
-  before other texts of the same client (a template); the turn was itself continued by a person.
-* *words* (`wire.evidence`): in the newest user text and in the beginning of a short system prompt, nowhere else.
+Relations to other requests decide where there are any (`recorder.kinds`). This module reads the rest: a lone opening, a newest turn, and what the
+gateway sees before anything follows. A request's score is the sum of at most twenty weights (`weights.json`, log-odds of a side turn), one for
+each group of evidence found (`GROUPS`): its form (a written-out dialogue, a form to fill in, a forced schema, tools), what it continues, and
+words (`wire.evidence`) in the newest user text and in a short system prompt, nowhere else.
 
 Explicit headers win over every score (`wire.headers`). The kind is provisional until the turn is followed: `reconsider` adds what is known later.
 """
@@ -25,7 +21,7 @@ from typing import Any
 
 from store.texts import content_text
 from store.values import Completion, TurnKind
-from wire.evidence import FORMS, MACHINES, TOPICS, find_words
+from wire.evidence import MACHINES, TOPICS, find_words
 from wire.line_text import FIELDS, normalise_line
 from wire.user_text import is_machine_event, strip_client_context, strip_reasoning
 
@@ -42,7 +38,7 @@ _FORM_CHARS = 3000
 #: Characters of a text's beginning and end from which client context is removed.
 _MAX_CHARS = 20_000
 
-#: Evidence code -> weight; `bias` is the score of a request without any evidence.
+#: Group of evidence -> weight; `bias` is the score of a request without any evidence.
 WEIGHTS: Mapping[str, float] = json.loads((files(__package__) / "weights.json").read_text("utf-8"))
 
 
@@ -67,74 +63,69 @@ class Classification:
         return sum(e.weight for e in self.evidence)
 
 
-#: Structural evidence: code -> (topic of a side turn, meaning).
-STRUCTURE: Mapping[str, tuple[str, str]] = {
-    "bias": ("", "any request"),
-    "opening": ("", "the history contains no reply"),
-    "one_message": ("", "the request is one user message"),
-    "tools_offered": ("", "tools are offered"),
-    "tools_used": ("", "the history contains tool calls"),
-    "tool_results": ("", "the newest message is a tool's result"),
-    "long_system": ("", "a long system prompt"),
-    "structured_opening": ("structured_one_off", "a forced schema or call on a fresh request"),
-    "structured": ("", "a forced schema or call"),
-    "reply_schema": ("", "a schema in `response_format`, which people's programs send too"),
-    "json_mode": ("", "a `response_format` of any JSON"),
-    "written_schema": ("structured_one_off", "an order to follow a JSON schema written out on a fresh request"),
-    "probe": ("probe", "room for one token on a fresh request or under an instruction, or for a few after a greeting"),
-    "few_tokens": ("", "a low token limit on a request with instructions"),
-    "temperature_0": ("", "temperature 0 on a fresh request"),
-    "short_question": ("", "a short newest message without instructions"),
-    "long_instruction": ("text_function", "a newest message that lists instructions, without a person's pronouns"),
-    "quoted_speaker": ("", "a line of one speaker inside one message"),
-    "forced_tool": ("structured_one_off", "one tool is offered on a fresh request, and a short system prompt orders its call"),
-    "dialogue_inside": ("quoted_conversation", "a written-out dialogue inside one message"),
-    "only_dialogue": ("quoted_conversation", "the newest message is only a written-out dialogue; the instruction stands elsewhere"),
-    "container": ("quoted_conversation", "a conversation in a container inside one message"),
-    "form": ("text_function", "a filled-in form"),
-    "open_field": ("text_function", "the prompt ends with the name of an empty field"),
-    "awaits_next_line": ("", "the prompt ends where the next line of a dialogue begins"),
-    "diff": ("commit_message", "a diff after an instruction"),
-    "cursor": ("autocomplete", "text around a cursor"),
-    "closing_instruction": ("closing_instruction", "only the client's instruction follows the last reply"),
-    "machine_event": ("heartbeat", "an envelope without user text"),
-    "other_speaker": ("agent_to_agent", "the newest message has another speaker than the first"),
-    "existing_summary": ("", "the newest text begins with a summary that exists already"),
-    "no_words": ("announce", "the newest user message contains only client context"),
-    "topic_form": ("", "a client's topic in a form that a program reads"),
-    "topic_dialogue": ("", "a client's topic, about a conversation"),
-    "topic_form_dialogue": ("", "a client's topic, about a conversation, in a form that a program reads"),
-    "role_topic_form": ("", "a short system prompt gives a client's topic and the form of the answer"),
-    "role_topic_function": ("", "a short system prompt makes the model a text function with a client's topic"),
-    "role_topic_structured": ("structured_one_off", "a short system prompt gives a client's topic, and a schema is forced"),
-    "form_with_tools": ("", "a filled-in form on a fresh request that offers tools: an agent's task"),
-    "instructed_form": ("text_function", "a long system prompt without tools before a form that lists instructions"),
-    "titled_dialogue": ("", "a client's topic in a form, about a dialogue that ends where its next line begins"),
-    "agent_form": ("", "an agent's steps in text: lines for thought, action and final answer"),
-    "role_order": ("", "a short system prompt begins with an order about a text"),
-    "ask_topic_head": ("", "the newest text begins with a client's topic"),
-    "plain_topic": ("", "a client's topic in a short text that is about no conversation"),
-    "works_on_history": ("", "a client's topic about the conversation that precedes, not in the first person"),
-    "handover": ("summary", "a summary or notes for a context that continues without its beginning"),
-    "extends_main": ("", "the request continues a recorded main turn"),
-    "extends_side": ("", "the request continues a recorded side turn"),
-    "instructed_side": ("text_function", "instructions in a list continue a recorded side turn"),
-    "new_system": ("text_function", "the history is a recorded one, the system prompt is another"),
-    "fewer_tools": ("text_function", "the history is a recorded one, its tools are not offered any more"),
-    "known_system": ("", "people continue conversations under this system prompt, so that its words are no evidence"),
-    "beside_main": ("text_function", "the same text was sent at the same time without this schema or token limit"),
-    "template": ("text_function", "its long literal beginning stood before other texts of this client, never continued"),
-    "same_form": ("", "it writes out a recorded main turn in that turn's own form, under the same system prompt"),
-    "tools_followed": ("", "a later request brought the results of tools that it called"),
-    "continued": ("", "a later request continued it with a person's new words"),
-}  # fmt: skip
+#: Topics that people seldom ask for; a topic that they ask for too counts only in a program's form or about a conversation.
+_PROGRAMS_TOPICS = frozenset({"label", "next_words", "query", "edit", "merge", "plan"})
+#: Topics that alone are a program's as a short system prompt.
+_ROLES = _PROGRAMS_TOPICS | {"title", "commit", "speaker"}
+#: Words of the forms in which programs order.
+_ORDERS = frozenset({"form", "task", "order", "function", "unanswered", "later"})
+_ABOUT = frozenset({"third_person", "dialogue"})
+_TOPIC_CODES = {p.code: p for p in TOPICS}
+_MACHINE_WORDS = {p.code: p for p in MACHINES}
 
-#: Evidence of structure that other evidence amounts to: code -> (all of these, none of these).
-CROSSED: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
-    "form_with_tools": (frozenset({"opening", "form", "tools_offered"}), frozenset({"ask_topic_head"})),
-    "instructed_form": (frozenset({"opening", "form", "long_system", "long_instruction"}), frozenset({"tools_offered"})),
-    "titled_dialogue": (frozenset({"awaits_next_line", "topic_form"}), frozenset()),
+#: Evidence that is no word: code -> (group, topic of a side turn, meaning).
+_STRUCTURE: Mapping[str, tuple[str, str, str]] = {
+    "bias": ("bias", "", "any request"),
+    "machine_event": ("machine", "heartbeat", "an envelope without user text"),
+    "other_speaker": ("machine", "agent_to_agent", "the newest message has another speaker than the first"),
+    "closing_instruction": ("machine", "closing_instruction", "only the client's instruction follows the last reply"),
+    "probe": ("machine", "probe", "room for one token on a fresh request or under an instruction, or for a few after a greeting"),
+    "cursor": ("machine", "autocomplete", "text around a cursor"),
+    "role_topic_order": ("role_topic_order", "", "a short system prompt gives a client's topic and the form of the answer"),
+    "third_person": ("third_person", "", "the newest text has a client's topic and speaks of the user in the third person"),
+    "only_dialogue": ("dialogue", "quoted_conversation", "the newest message is only a written-out dialogue; the instruction stands elsewhere"),
+    "dialogue_inside": ("dialogue", "quoted_conversation", "a written-out dialogue inside one message"),
+    "container": ("dialogue", "quoted_conversation", "a conversation in a container inside one message"),
+    "form": ("form", "text_function", "a filled-in form"),
+    "quoted_speaker": ("form", "quoted_conversation", "a line of one speaker inside one message"),
+    "open_field": ("form", "text_function", "the prompt ends with the name of an empty field"),
+    "diff": ("form", "commit_message", "a diff after an instruction"),
+    "long_instruction": ("list", "text_function", "a newest message that lists instructions"),
+    "forced": ("structured", "structured_one_off", "a fresh request must be answered by one given call"),
+    "written_schema": ("machine", "structured_one_off", "an order to follow a JSON schema written out on a fresh request"),
+    "reply_format": ("structured", "structured_one_off", "a `response_format` on a fresh request, beside other evidence of a program"),
+    "awaits_next_line": ("answer", "", "the prompt ends where the next line of a dialogue begins"),
+    "agent_form": ("answer", "", "an agent's steps in text: lines for thought, action and final answer"),
+    "existing_summary": ("answer", "", "the newest text begins with a summary that exists already"),
+    "same_form": ("answer", "", "it writes out a recorded main turn in that turn's own form, under the same system prompt"),
+    "tools": ("tools", "", "tools are offered, used, or bring results"),
+    "tools_followed": ("tools", "", "a later request brought the results of tools that it called"),
+    "new_system": ("new_system", "text_function", "the history is a recorded one, the system prompt is another"),
+    "fewer_tools": ("new_system", "text_function", "the history is a recorded one, its tools are not offered any more"),
+    "extends_main": ("extends_main", "", "the request continues a recorded main turn"),
+    "extends_side": ("extends_side", "", "the request continues a recorded side turn"),
 }  # fmt: skip
+#: The same for words in the newest text (`ask_`), those in a program's form (`order_`) or about a conversation (`about_`), and in a short system
+#: prompt (`role_`).
+_WORDS: Mapping[str, tuple[str, str, str]] = {
+    **{f"ask_{c}": ("machine", p.topic, f"the newest text: {p.meaning}") for c, p in _MACHINE_WORDS.items()},
+    **{f"role_{c}": ("machine", _MACHINE_WORDS[c].topic, f"the system prompt: {_MACHINE_WORDS[c].meaning}") for c in ("background", "memory_job")},
+    **{f"ask_{c}": ("programs_topic", _TOPIC_CODES[c].topic, f"the newest text: {_TOPIC_CODES[c].meaning}") for c in _PROGRAMS_TOPICS},
+    "ask_speaker": ("machine", "speaker_selection", "the newest text: the next speaker in a group of agents"),
+    **{f"order_{c}": ("topic_order", p.topic, f"the newest text: {p.meaning}, in a program's form") for c, p in _TOPIC_CODES.items()},
+    **{f"about_{c}": ("topic_about", p.topic, f"the newest text: {p.meaning}, about a conversation") for c, p in _TOPIC_CODES.items()},
+    **{f"role_{c}": ("role_topic", p.topic, f"the system prompt: {p.meaning}") for c, p in _TOPIC_CODES.items()},
+    "ask_function": ("function", "", "the newest text makes the model a text function"),
+    "role_function": ("function", "", "the system prompt makes the model a text function"),
+    "role_order": ("function", "", "the system prompt begins with an order about a text"),
+    "role_unanswered": ("function", "", "the system prompt: the text is not to be answered"),
+    "ask_human": ("human", "", "the newest text: a person's pronouns and phrases"),
+    "ask_answer": ("answer", "", "the newest text: the user's question is to be answered"),
+    "ask_form": ("answer_form", "", "the newest text says in which form to answer"),
+}  # fmt: skip
+_EVIDENCE = {**_STRUCTURE, **_WORDS}
+#: Evidence code -> group, which has the weight.
+GROUP_OF: Mapping[str, str] = {code: group for code, (group, _, _) in _EVIDENCE.items()}
 
 #: Evidence that only linking finds; it decides alone (`recorder.linking`), and no later message outweighs it.
 LINKED: Mapping[str, str] = {
@@ -156,37 +147,21 @@ RELATIONS: Mapping[str, str] = {
 _DECISIVE = frozenset({"client_header", *RELATIONS})
 #: evidence or reason code -> meaning, for display.
 MEANINGS: Mapping[str, str] = {
-    **{code: meaning for code, (_, meaning) in STRUCTURE.items()},
-    **{f"{place}_{p.code}": f"{name} {p.meaning}" for place, name in (("ask", "the newest text:"), ("role", "the system prompt:")) for p in (*TOPICS, *MACHINES, *FORMS)},
     **{p.topic: p.meaning for p in (*TOPICS, *MACHINES) if p.topic},
-    **{topic: meaning for topic, meaning in STRUCTURE.values() if topic},
+    **{topic: meaning for _, topic, meaning in _STRUCTURE.values() if topic},
+    **{code: meaning for code, (_, _, meaning) in _EVIDENCE.items()},
     **LINKED,
     **RELATIONS,
+    "same_system": "people continue conversations under this system prompt, so that its words are no evidence",
     "conversation": "no evidence of a side turn outweighs the rest",
     "works_on_recorded_exchange": "it quotes a recorded question with its answer and does not wait for the next line",
     "side_tool_results": "only tool results or a framework's text follow a side turn",
-}  # fmt: skip
-_TOPIC_OF: Mapping[str, str] = {
-    **{f"{place}_{p.code}": p.topic for place in ("ask", "role") for p in (*TOPICS, *MACHINES)},
-    **{code: topic for code, (topic, _) in STRUCTURE.items() if topic},
 }
-#: Topics from the most specific one on.
-_TOPIC_ORDER = {topic: i for i, topic in enumerate(dict.fromkeys(_TOPIC_OF.values()))}
-_TOPIC_CODES = frozenset(p.code for p in TOPICS)
-
-#: What a `response_format` is evidence of, and what people's requests with one have as well: together they make no side turn. For JSON without a
-#: schema, OpenAI's API wants the word in the prompt.
-_FORCED = frozenset({"structured", "structured_opening"})
-_BESIDE_SCHEMA = _FORCED | {"reply_schema", "bias", "opening", "one_message", "temperature_0"}
-_BESIDE_JSON_MODE = _BESIDE_SCHEMA | {"json_mode", "ask_form", "role_form"}
 
 _FORM_TOPICS = frozenset({"text_function", "quoted_conversation", "structured_one_off", "judge"})
-_MACHINE_CODES = frozenset({"machine_event", "other_speaker", *(f"ask_{p.code}" for p in MACHINES)})
-#: Forms that are no person's under any system prompt.
-_PROGRAM_CODES = frozenset({
-    "dialogue_inside", "only_dialogue", "container", "quoted_speaker", "form", "structured", "structured_opening", "written_schema",
-    "forced_tool", "probe", "beside_main", "closing_instruction", "cursor", "template",
-})  # fmt: skip
+_MACHINE_CODES = frozenset({"machine_event", "other_speaker", *(f"ask_{code}" for code in _MACHINE_WORDS)})
+#: Groups of evidence that are no person's under any system prompt.
+_PROGRAM_GROUPS = frozenset({"machine", "dialogue", "form", "structured"})
 _MARKUP = " \t#*>|<[(\"'`-•"
 _PEOPLE = ("user", "human", "nutzer", "usuario", "utilisateur", "utente", "usuário", "用户", "人类", "ユーザー", "사용자", "пользователь")  # fmt: skip
 _MODELS = ("assistant", "ai", "bot", "model", "agent", "assistent", "asistente", "助手", "アシスタント", "어시스턴트", "ассистент")  # fmt: skip
@@ -246,38 +221,38 @@ def classify_request(
 
 
 def weigh(codes: Iterable[str], weights: Mapping[str, float] = WEIGHTS) -> Classification:
-    """Return the classification that evidence codes amount to."""
+    """Return the classification that evidence codes amount to; each group counts once."""
     found = dict.fromkeys(codes)
     if "known_system" in found or "same_system" in found:
         found = {code: None for code in found if not code.startswith("role_")}
-    beside = _BESIDE_JSON_MODE if "json_mode" in found else _BESIDE_SCHEMA
-    if found.keys() & {"reply_schema", "json_mode"} and not any(
-        weights.get(c, 0) > 0 for c in found.keys() - beside
-    ):
-        found = {code: None for code in found if code not in _FORCED}
+    groups: dict[str, str] = {}
+    for code in found:
+        if code in _EVIDENCE:
+            groups.setdefault(_EVIDENCE[code][0], code)
+    if "machine" in groups:  # whatever the request offers and continues
+        groups = {
+            group: code for group, code in groups.items() if group not in ("bias", "tools", "extends_main")
+        }
+    if groups.get("structured") == "reply_format" and not any(
+        weights.get(group, 0) > 0 for group in groups.keys() - {"structured", "answer_form"}
+    ):  # people's programs send one too
+        del groups["structured"]
     evidence = sorted(
-        (Evidence(code=code, weight=weights[code]) for code in found if weights.get(code)),
+        (Evidence(code=code, weight=weights[group]) for group, code in groups.items() if weights.get(group)),
         key=lambda e: -abs(e.weight),
     )
     if sum(e.weight for e in evidence) <= SIDE_FROM:
         return Classification(kind=TurnKind.MAIN, reason="conversation", evidence=tuple(evidence))
-    # A named topic says more than a form; among topics the strongest evidence counts.
-    topics = [(_TOPIC_OF.get(e.code, ""), e) for e in evidence if e.weight > 0]
-    topics.sort(key=_rank_topic)
-    reason = next((topic for topic, _ in topics if topic), "text_function")
-    return Classification(kind=TurnKind.SIDE, reason=reason, evidence=tuple(evidence))
-
-
-def _rank_topic(found: tuple[str, Evidence]) -> tuple[bool, float, int]:
-    """Return the place of a topic among those found: topics before forms, the stronger and then the more specific one first."""
-    topic, evidence = found
-    if topic in _FORM_TOPICS:
-        return True, -evidence.weight + (0.3 if topic == "text_function" else 0.0), 0
-    return False, -round(evidence.weight), _TOPIC_ORDER.get(topic, 0)
+    topics = [t for e in evidence if e.weight > 0 and (t := _EVIDENCE[e.code][1])]
+    # A clock or a topic says more than a form.
+    topics.sort(key=lambda topic: (topic in _FORM_TOPICS, topic == "judge", topic == "text_function"))
+    return Classification(
+        kind=TurnKind.SIDE, reason=topics[0] if topics else "text_function", evidence=tuple(evidence)
+    )
 
 
 def reconsider(found: Classification, *codes: str, weights: Mapping[str, float] = WEIGHTS) -> Classification:
-    """Return a classification with evidence that became known later; a kind that the client set stays."""
+    """Return a classification with evidence that became known later; what the client set or a relation decided stays."""
     if found.reason in _DECISIVE:
         return found
     return weigh([*(e.code for e in found.evidence), *codes], weights)
@@ -299,7 +274,7 @@ def related(found: Classification, kind: TurnKind, relation: str) -> Classificat
 
 def is_programs(found: Classification) -> bool:
     """Whether the form of a request is a program's, whoever continues conversations under its system prompt."""
-    return any(e.code in _PROGRAM_CODES or e.code in _MACHINE_CODES for e in found.evidence)
+    return any(e.code in _EVIDENCE and _EVIDENCE[e.code][0] in _PROGRAM_GROUPS for e in found.evidence)
 
 
 def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[str]:
@@ -314,7 +289,8 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
     trailing = ""
     if answered and newest and all(m.get("role") in ("system", "developer") for m in newest):
         trailing = "\n".join(content_text(m.get("content")) for m in newest)
-    words = "\n".join(t for t in (strip_client_context(_bounded(text)) for text in texts) if t)
+    stripped = [t for t in (strip_client_context(_bounded(text)) for text in texts) if t]
+    words = "\n".join(stripped[-1:] if answered else stripped)  # what precedes it was most often asked before
     system = "\n".join(
         content_text(m.get("content")) for m in messages[:4] if m.get("role") in ("system", "developer")
     )
@@ -322,46 +298,58 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
         words = "\n".join(
             texts
         )  # a quoted conversation is no client context: the instruction stands before it
-    ask, role = _word_codes(_ends(words or trailing or "\n".join(texts))), frozenset[str]()
-    if system and len(system) <= _SHORT_SYSTEM_CHARS:
-        role = _word_codes(system[:_HEAD_CHARS])
-    codes = ["bias", *(f"ask_{code}" for code in sorted(ask)), *(f"role_{code}" for code in sorted(role))]
-    codes += _combined(ask, role, words or trailing, is_opening=not answered)
-    codes += _form_codes(words, texts, role, system, is_opening=not answered)
+    role = _word_codes(system[:_HEAD_CHARS]) if len(system) <= _SHORT_SYSTEM_CHARS else frozenset[str]()
+    form = _form_codes(words, texts, system, role, is_opening=not answered)
     is_agent = any("Thought:" in t and bool(_AGENT_STEP.search(t)) for t in (system, *texts[-1:]))
-    if is_agent and "open_field" in codes:
-        codes.remove("open_field")  # "Thought:" is where an agent's step begins
-    structured = is_structured(request)
+    if is_agent and "open_field" in form:
+        form.remove("open_field")  # "Thought:" is where an agent's step begins
     limit = request.get("max_completion_tokens") or request.get("max_tokens")
     tools = request.get("tools")
     is_one_tool = not answered and isinstance(tools, list) and len(tools) == 1
-    is_forced = is_one_tool and bool(role or system) and bool(_CALL.search(system[:_HEAD_CHARS]))
+    is_ordered_call = is_one_tool and bool(_CALL.search(system[:_HEAD_CHARS]))
     checks = {
-        "opening": not answered,
-        "one_message": len(messages) == 1,
-        "tools_offered": isinstance(tools, list) and bool(tools) and not is_forced,
-        "tools_used": any(m.get("role") == "tool" or m.get("tool_calls") for m in messages[-12:]),
-        "tool_results": bool(messages) and messages[-1].get("role") in ("tool", "function"),
-        "long_system": len(system) > _SHORT_SYSTEM_CHARS,
-        "structured": structured,
-        "structured_opening": structured and not answered,
-        "reply_schema": _reply_format(request) == "json_schema",
-        "json_mode": _reply_format(request) == "json_object",
-        "role_topic_structured": structured and bool(role & _TOPIC_CODES),
-        "agent_form": is_agent,
-        "written_schema": not answered and _writes_schema(_bounded("\n".join(texts))),
-        "forced_tool": is_forced,
-        "probe": isinstance(limit, int) and ((limit == 1 and (not answered or bool(role))) or (not answered and limit <= 5 and bool(_GREETING.match(words)))),
-        "few_tokens": isinstance(limit, int) and limit <= MANY_TOKENS and ("form" in ask or bool(role)),
-        "temperature_0": not answered and request.get("temperature") == 0,
         "closing_instruction": bool(trailing) and not _is_output(messages, answered),
         "machine_event": bool(texts) and is_machine_event(texts[-1]),
         "other_speaker": _is_other(messages, asked),
+        "probe": isinstance(limit, int) and ((limit == 1 and (not answered or bool(role))) or (not answered and limit <= 5 and bool(_GREETING.match(words)))),
+        "forced": not answered and (_is_forced(request) or is_ordered_call),
+        "written_schema": not answered and _writes_schema(_bounded("\n".join(texts))),
+        "reply_format": not answered and _has_reply_format(request),
+        "agent_form": is_agent,
         "existing_summary": has_summary,
-        "no_words": bool(texts) and not words and bool(texts[-1].strip()) and len(texts[-1]) > 200,
+        "tools": not answered and not is_ordered_call and ((isinstance(tools, list) and bool(tools)) or any(m.get("role") == "tool" or m.get("tool_calls") for m in messages[-12:])),
     }  # fmt: skip
-    codes += [code for code, holds in checks.items() if holds]
-    return codes + _crossed(codes) if "form" in codes or "awaits_next_line" in codes else codes
+    codes = ["bias", *(code for code, holds in checks.items() if holds)]
+    ask = _word_codes(_ends(words or trailing or "\n".join(texts)))
+    structured = not answered and is_structured(request)
+    return [*codes, *_topic_codes(ask, role, set(form), is_structured=structured), *form]
+
+
+def _topic_codes(
+    ask: frozenset[str], role: frozenset[str], form: set[str], *, is_structured: bool
+) -> list[str]:
+    """Return the evidence of words; of several topics the first."""
+    topic, role_topic = (next((c for c in _TOPIC_CODES if c in found), "") for found in (ask, role))
+    programs = next((c for c in _TOPIC_CODES if c in ask & _PROGRAMS_TOPICS), "")
+    is_ordered = is_structured or bool(role & _ORDERS - {"later"})
+    if not topic and {"later", "order"} <= ask and "human" not in ask:
+        topic = "summary"  # notes for a context that continues without its beginning
+    checks = {
+        **{f"ask_{code}": code in ask for code in _MACHINE_WORDS},
+        "role_background": "background" in role,
+        "role_memory_job": "memory_job" in role,
+        f"about_{topic}": topic and bool(ask & _ABOUT or "later" in ask or form & {"dialogue_inside", "only_dialogue", "container"}),
+        f"order_{topic}": topic and bool(ask & _ORDERS or form & {"form", "open_field"}),
+        f"ask_{programs}": programs,
+        "ask_speaker": "speaker" in ask,
+        f"role_{role_topic}": role_topic and (is_ordered or role_topic in _ROLES),
+        "role_topic_order": role_topic and is_ordered,
+        "third_person": topic and "third_person" in ask,
+        "ask_function": "function" in ask,
+        **{f"role_{code}": code in role for code in ("function", "order", "unanswered")},
+        **{f"ask_{code}": code in ask for code in ("human", "answer", "form")},
+    }  # fmt: skip
+    return [code for code, holds in checks.items() if holds]
 
 
 def _writes_schema(text: str) -> bool:
@@ -369,38 +357,8 @@ def _writes_schema(text: str) -> bool:
     return "schema" in text.casefold() and _WRITTEN_SCHEMA.search(text) is not None
 
 
-def _crossed(codes: Iterable[str]) -> list[str]:
-    found = set(codes)
-    return [code for code, (needed, barred) in CROSSED.items() if needed <= found and not barred & found]
-
-
-def _combined(ask: frozenset[str], role: frozenset[str], words: str, *, is_opening: bool) -> list[str]:
-    """Return evidence that holds only together."""
-    head = words[:120]
-    topic, role_topic = bool(ask & _TOPIC_CODES), bool(role & _TOPIC_CODES)
-    checks = {
-        "topic_form": topic and "form" in ask,
-        "topic_dialogue": topic and "dialogue" in ask,
-        "topic_form_dialogue": topic and "form" in ask and "dialogue" in ask,
-        "role_topic_form": role_topic and "form" in role,
-        "role_topic_function": role_topic and bool(role & {"function", "task", "order"}),
-        "role_order": "order" in role,
-        "ask_topic_head": topic and bool(find_words(head) & ask & _TOPIC_CODES),
-        "plain_topic": topic
-        and len(words) < 400
-        and not ask & {"dialogue", "third_person", "later", "task", "function"}
-        and not role_topic,
-        "works_on_history": not is_opening and topic and "dialogue" in ask and "human" not in ask,
-        "handover": "later" in ask and "human" not in ask and bool(ask & {"summary", "order"}),
-        "short_question": 0 < len(words) < 160
-        and not ask & {"form", "task", "order", "function"}
-        and not topic,
-    }
-    return [code for code, holds in checks.items() if holds]
-
-
 def _form_codes(
-    words: str, texts: Sequence[str], role: frozenset[str], system: str, *, is_opening: bool
+    words: str, texts: Sequence[str], system: str, role: frozenset[str], *, is_opening: bool
 ) -> list[str]:
     """Return what the form of the newest user text is evidence of."""
     text = "\n".join(texts)
@@ -433,7 +391,7 @@ def _form_codes(
         "form": is_opening and sum(1 for line in lines if _SLOT.match(line)) >= 2,
         "open_field": is_opening and not waits and field is not None,
         "awaits_next_line": waits,
-        "diff": is_opening and diff is not None and (diff.start() > 100 or bool(role)),
+        "diff": is_opening and diff is not None and (diff.start() > 100 or bool(role & _TOPIC_CODES.keys())),
         "cursor": is_opening and bool(_CURSOR.search(text)),
         "long_instruction": len(_ITEM.findall(words[:1500])) >= 3 and len(words) > 80,
     }  # fmt: skip
@@ -485,16 +443,16 @@ def is_silent_reply(completion: Completion) -> bool:
 
 def is_structured(request: Mapping[str, Any]) -> bool:
     """Whether the reply must follow a JSON schema or call one given function."""
-    if _reply_format(request) in ("json_schema", "json_object"):
-        return True
-    choice = request.get("tool_choice")
-    tools = request.get("tools")
+    return _has_reply_format(request) or _is_forced(request)
+
+
+def _has_reply_format(request: Mapping[str, Any]) -> bool:
+    form = request.get("response_format")
+    return isinstance(form, Mapping) and form.get("type") in ("json_schema", "json_object")
+
+
+def _is_forced(request: Mapping[str, Any]) -> bool:
+    choice, tools = request.get("tool_choice"), request.get("tools")
     return isinstance(choice, Mapping) or (
         choice == "required" and isinstance(tools, list) and len(tools) == 1
     )
-
-
-def _reply_format(request: Mapping[str, Any]) -> object:
-    """Return the type of the `response_format`."""
-    form = request.get("response_format")
-    return form.get("type") if isinstance(form, Mapping) else None

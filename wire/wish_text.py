@@ -61,7 +61,7 @@ def takes_wishes(chat: ChatRequest, requested: TurnKind | None) -> bool:
         return False  # a tool's result, or a framework's text
     found = classify_request(chat.messages, chat.body, requested)
     # The recorder also sees that the same question was asked under another system prompt; here a title's own system prompt decides.
-    is_title = {"opening", "role_title"} <= {evidence.code for evidence in found.evidence}
+    is_title = not replies and any(evidence.code == "role_title" for evidence in found.evidence)
     return found.kind is TurnKind.MAIN and not is_title
 
 

@@ -1,6 +1,6 @@
 """Training of the classifier's weights: `python -m lab.evals.train_classifier [--traffic FOLDER] [--write]`.
 
-``--traffic`` extracts `classifier/features.jsonl` anew from labelled traffic and the modelled clients; ``--write`` writes `wire/weights.json`.
+``--traffic`` extracts the rows of its clients and of the modelled ones in `classifier/features.jsonl` anew; ``--write`` writes `wire/weights.json`.
 The method is in `lab.evals.weights`.
 """
 
@@ -16,8 +16,16 @@ import wire
 from cli.recorded_traffic import replay
 from lab.evals.client_models import HISTORIES, REQUESTS
 from lab.evals.identity import Traffic, modelled, read_folder
-from lab.evals.weights import FOLDER, MAX_WEIGHT, LabelledRequest, fit, hand_weights, read_samples
-from wire.classify import LINKED, MEANINGS, RELATIONS, SIDE_FROM
+from lab.evals.weights import (
+    FOLDER,
+    LabelledRequest,
+    fit,
+    groups_of,
+    hand_weights,
+    read_features,
+    read_samples,
+)
+from wire.classify import LINKED, RELATIONS, SIDE_FROM
 
 
 async def sample_traffic(traffic: Traffic, weights: Mapping[str, float]) -> list[LabelledRequest]:
@@ -34,7 +42,9 @@ async def sample_traffic(traffic: Traffic, weights: Mapping[str, float]) -> list
                 and replayed.kind_reason not in (*LINKED, *RELATIONS, "side_tool_results")
             ):
                 found.append(
-                    LabelledRequest(client=client, codes=replayed.codes, is_side=label["kind"] == "side")
+                    LabelledRequest(
+                        client=client, codes=groups_of(replayed.codes), is_side=label["kind"] == "side"
+                    )
                 )
     return found
 
@@ -62,10 +72,10 @@ def main() -> None:
     prior = hand_weights()
     if arguments.traffic is not None:
         clients = {**read_folder(arguments.traffic), **modelled((*REQUESTS, *HISTORIES))}
-        sampled = asyncio.run(
-            sample_traffic(clients, {**dict.fromkeys(MEANINGS, 1e-9), **prior, "beside_main": MAX_WEIGHT})
+        others = [s for s in read_features() if s.client not in clients]
+        write_features(
+            [*others, *asyncio.run(sample_traffic(clients, prior))], Path(str(FOLDER / "features.jsonl"))
         )
-        write_features(sampled, Path(str(FOLDER / "features.jsonl")))
     samples = read_samples()
     weights = fit(samples, prior)
     wrong = [s for s in samples if (sum(weights.get(c, 0.0) for c in s.codes) > SIDE_FROM) != s.is_side]

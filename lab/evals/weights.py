@@ -15,24 +15,28 @@ from importlib.resources import files
 
 import numpy as np
 
-from wire.classify import find_codes
+from wire.classify import GROUP_OF, find_codes, weigh
 
 #: Weight of a single case, in requests of a client.
 CASE_WEIGHT = 1.5
 FOLDER = files("lab.evals") / "classifier"
 #: Width of the prior around the hand-set weights.
-PRIOR_WIDTH = 0.5
+PRIOR_WIDTH = 1.0
 #: A weight beyond this would let one piece of evidence outweigh everything else.
 MAX_WEIGHT = 5.0
 
 _CASE = "case "
+#: Groups of evidence that are words.
+WORD_GROUPS = frozenset({
+    "machine", "topic_about", "topic_order", "programs_topic", "role_topic", "role_topic_order", "third_person", "function", "human", "answer_form",
+})  # fmt: skip
 
 Weights = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledRequest:
-    """Evidence codes of one labelled request."""
+    """The groups of evidence in one labelled request."""
 
     client: str
     codes: tuple[str, ...]
@@ -47,8 +51,18 @@ def hand_weights() -> dict[str, float]:
 
 def read_samples() -> list[LabelledRequest]:
     """Return the training data of this repository."""
+    return read_features() + read_cases()
+
+
+def read_features() -> list[LabelledRequest]:
+    """Return the requests of recorded and modelled clients."""
     lines = (FOLDER / "features.jsonl").read_text("utf-8").splitlines()
-    return [_sample(json.loads(line)) for line in lines] + read_cases()
+    return [_sample(json.loads(line)) for line in lines]
+
+
+def groups_of(codes: Iterable[str]) -> tuple[str, ...]:
+    """Return the groups of evidence codes, each once."""
+    return tuple(dict.fromkeys(GROUP_OF[code] for code in codes if code in GROUP_OF))
 
 
 def _sample(line: Mapping[str, object]) -> LabelledRequest:
@@ -70,7 +84,8 @@ def read_cases() -> list[LabelledRequest]:
         messages.append({"role": "user", "content": case["user"]})
         codes = [*find_codes(messages, case["request"]), *(["extends_main"] if case["later"] else [])]
         name = f"{_CASE}{number}"
-        found.append(LabelledRequest(client=name, codes=tuple(codes), is_side=case["kind"] == "side"))
+        counted = groups_of(e.code for e in weigh(codes, hand_weights()).evidence)
+        found.append(LabelledRequest(client=name, codes=counted, is_side=case["kind"] == "side"))
     return found
 
 
@@ -125,7 +140,7 @@ def without_structure(weights: Weights) -> dict[str, float]:
 
 
 def _is_words(code: str) -> bool:
-    return code.startswith(("ask_", "role_", "topic_"))
+    return code in WORD_GROUPS
 
 
 def restrict(samples: Sequence[LabelledRequest], known: Weights) -> list[LabelledRequest]:

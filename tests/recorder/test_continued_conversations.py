@@ -195,13 +195,6 @@ def test_a_heartbeat_that_stays_in_the_history_is_not_corrected() -> None:
     assert found[2].answered_seq == 1
 
 
-def test_a_literal_beginning_before_other_texts_is_a_template() -> None:
-    head = "Take the words that follow and bring them into the shape in which our shop window shows them each week.\n\nWords: "
-    texts = ["apples and pears from the orchard by the lake, ripe", "bread of rye with seeds on its crust, baked at four", "eggs of the hens on the hill, a dozen in a box", "milk in bottles of glass, from the farm next door"]  # fmt: skip
-    found = predict(*(([user(f"{head}{text * 2}")], f"shown: {text}") for text in texts))
-    assert ["template" in p.codes for p in found] == [False, False, True, True]
-
-
 async def test_a_corrected_turn_keeps_its_first_kind_and_waits_for_its_verdict(tmp_path: Path) -> None:
     url = f"sqlite+aiosqlite:///{tmp_path}/patina.db"
     await asyncio.to_thread(upgrade, url)

@@ -11,14 +11,16 @@ import pytest
 
 from store.values import Completion, TurnKind
 from wire.classify import (
-    CROSSED,
+    GROUP_OF,
     MEANINGS,
+    RELATIONS,
     WEIGHTS,
     classify,
     classify_request,
     find_codes,
     is_silent_reply,
     reconsider,
+    related,
     weigh,
 )
 from wire.evidence import _WORDS, FORMS, LANGUAGES, MACHINES, TOPICS, find_words
@@ -79,14 +81,14 @@ def ask(text: str, *, system: str = "", history: int = 0, **request: Any) -> tup
         ("autocomplete", "PREFIX:\nx = \nSUFFIX:\n", {}),
         ("autocomplete", "Merge the snippet into the file and return only the file.\n<file>x</file>", {}),
         ("commit_message", "diff --git a/x b/x\n+y", {"system": "You write git commit messages."}),
-        pytest.param("summary", "Write down everything a fresh agent needs to carry on.", {"history": 3}, marks=UNDECIDED),
+        ("summary", "Write down everything a fresh agent needs to carry on.", {"history": 3}),
         ("summary", "请将以上对话压缩成摘要，这份摘要将替代之前的历史", {"history": 3}),
         ("memory", "Review the conversation above and save what is worth remembering.", {"history": 3}),
-        ("memory", "审查上面的对话并考虑保存到记忆中", {"history": 3}),
+        pytest.param("memory", "审查上面的对话并考虑保存到记忆中", {"history": 3}, marks=UNDECIDED),
         ("machine_message", "[SYSTEM: the session is reset soon. Tidy up.]", {"history": 3}),
         ("heartbeat", '{"type": "heartbeat", "reason": "timer"}', {"history": 1}),
         ("speaker_selection", "…", {"system": "Pick who speaks next. Return only the name."}),
-        pytest.param("structured_one_off", "Tasks: none", {"system": "Call the report tool to report.", "tools": [{"function": {"name": "report"}}]}, marks=UNDECIDED),
+        ("structured_one_off", "Tasks: none", {"system": "Call the report tool to report.", "tools": [{"function": {"name": "report"}}]}),
         ("quoted_conversation", f"{QUOTED}\nWhat language is it in?", {}),
     ],
 )  # fmt: skip
@@ -159,12 +161,6 @@ def test_a_judgement_under_a_schema_is_side_whatever_the_person_says() -> None:
     )
 
 
-def test_crossed_evidence_needs_all_of_its_parts() -> None:
-    for code, (needed, barred) in CROSSED.items():
-        assert code in MEANINGS
-        assert not needed & barred
-
-
 def test_tools_and_streaming_tell_nothing() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     assert ask("hi", tools=tools, stream=True) == ask("hi", stream=False)
@@ -208,15 +204,17 @@ def test_every_pattern_finds_its_example_and_every_code_has_a_meaning() -> None:
     assert len(patterns) <= 40
     for pattern in patterns:
         assert pattern.code in find_words(pattern.example), pattern.code
-    assert not [code for code in WEIGHTS if not MEANINGS.get(code)]
+    assert WEIGHTS.keys() == set(GROUP_OF.values())
+    assert len(WEIGHTS) <= 20
+    assert not [code for code in (*GROUP_OF, *RELATIONS) if not MEANINGS.get(code)]
 
 
 def test_the_evidence_adds_up_to_the_kind() -> None:
     title = [{"role": "user", "content": f"Generate a short title for this chat.\n{QUOTED}"}]
     found = classify(title, {})
-    assert found.score == pytest.approx(sum(WEIGHTS[e.code] for e in found.evidence))
+    assert found.score == pytest.approx(sum(WEIGHTS[GROUP_OF[e.code]] for e in found.evidence))
     assert found.score > 0
-    assert {"ask_title", "container"} <= {e.code for e in found.evidence}
+    assert {"about_title", "dialogue_inside"} <= {e.code for e in found.evidence}
     weights = [abs(e.weight) for e in found.evidence]
     assert weights == sorted(weights, reverse=True)
     assert classify([{"role": "user", "content": "hi"}], {}).score < 0
@@ -240,9 +238,14 @@ def test_a_phrase_deep_in_a_long_system_prompt_is_no_evidence() -> None:
 
 
 def test_what_follows_can_correct_a_kind_but_not_the_clients_word() -> None:
-    first = weigh(["bias", "structured_opening", "structured", "opening"])
+    first = weigh(["bias", "forced"])
     assert first.kind is TurnKind.SIDE
-    assert reconsider(first, "continued").kind is TurnKind.MAIN
+    assert reconsider(first, "tools_followed").kind is TurnKind.MAIN
+    for relation, kind in (("continued", TurnKind.MAIN), ("beside_main", TurnKind.SIDE)):
+        decided = related(first, kind, relation)
+        assert (decided.kind, decided.reason) == (kind, relation)
+        assert (decided.score > 0) is (kind is TurnKind.SIDE)
+        assert reconsider(decided, "extends_side", "tools_followed") == decided
     named = classify_request([{"role": "user", "content": "hi"}], {}, TurnKind.SIDE)
     assert reconsider(named, "continued") == named
 
@@ -253,14 +256,15 @@ def test_a_reply_format_counts_beside_other_evidence_of_a_program() -> None:
         {"response_format": {"type": "json_schema"}},
     )
     assert classify(asked, schema).kind is TurnKind.MAIN
-    assert classify(asked, schema, ["template"]).kind is TurnKind.SIDE
-    assert reconsider(classify(asked, schema), "continued").kind is TurnKind.MAIN
+    assert (
+        classify([{"role": "user", "content": "Label: ann.\nText: a\nOutput:"}], schema).kind is TurnKind.SIDE
+    )
 
 
 def test_the_record_adds_to_the_evidence() -> None:
     asked = [{"role": "user", "content": "Label this: the hall is cold.\nText: a\nOutput:"}]
     alone = classify(asked, {})
-    assert classify(asked, {}, ["template"]).score == pytest.approx(alone.score + WEIGHTS["template"])
+    assert classify(asked, {}, ["extends_side"]).score == pytest.approx(alone.score + WEIGHTS["extends_side"])
 
 
 # ------------------------------------------------------------- side requests and people, as data
