@@ -36,10 +36,14 @@ def upgraded(old: sqlite3.Connection) -> str:
     return f"sqlite+aiosqlite:///{path}"
 
 
-def test_the_code_knows_the_newest_revision() -> None:
+def revisions() -> ScriptDirectory:
     folder = Config()
     folder.set_main_option("script_location", str(Path(migrations.__file__).parent))
-    assert ScriptDirectory.from_config(folder).get_heads() == [SCHEMA_REVISION]
+    return ScriptDirectory.from_config(folder)
+
+
+def test_the_code_knows_the_newest_revision() -> None:
+    assert revisions().get_heads() == [SCHEMA_REVISION]
 
 
 def differences(url: str) -> list[object]:
@@ -121,6 +125,26 @@ def test_an_upgrade_that_fails_changes_nothing(
     with pytest.raises(RecordError, match="cannot be migrated"):
         upgraded(old)
     assert list(old.iterdump()) == before
+
+
+#: Takes a new record back to the schema of each revision's predecessor.
+UNDO = {"0037": ("ALTER TABLE turns DROP COLUMN drawn",)}
+
+
+def test_every_revision_of_the_chain_leads_to_the_declared_tables(record_url: str) -> None:
+    scripts = list(revisions().walk_revisions())
+    assert {one.revision for one in scripts} == {"0036", *UNDO}
+    with closing(sqlite3.connect(record_url.removeprefix("sqlite+aiosqlite:///"))) as connection:
+        connection.execute("DROP VIEW trajectories")  # SQLite checks it when a column goes
+        for revision in sorted(UNDO, reverse=True):
+            for statement in UNDO[revision]:
+                connection.execute(statement)
+        connection.execute(trajectories_view("sqlite"))
+        connection.execute("UPDATE alembic_version SET version_num = '0036'")
+        connection.commit()
+    assert differences(record_url) != []
+    upgrade(record_url)
+    assert differences(record_url) == []
 
 
 def test_a_record_between_releases_is_named(old: sqlite3.Connection) -> None:
