@@ -6,20 +6,20 @@ and keeps it to its end. A new version is never loaded under an old name, becaus
 
 All policies of the base model (`store.policies`) share the backend's adapter slots. The shared policy keeps its slot. Another one is *cold*
 while its live version is not loaded: its next request waits, for a bounded time, until the version is loaded in place of the one that was
-unused longest. When every slot is in use for so long, the base model answers. A new version of a policy that is in use waits until a slot
-is idle, not its requests. A version that the backend has from another gateway, or from before a restart, is attested here before requests
+unused longest. When every slot stays in use, the version that was loaded longest ago takes no new requests until it was unloaded: its own
+next requests wait too. A request that waits too long, or beside too many others, fails (503): other weights never answer unsaid, and each reply
+names its version. A new version of a policy that is in use waits until a slot is idle, not its requests. A version that the backend has from another gateway, or from before a restart, is attested here before requests
 are routed to it. After a restart of the backend (which loses its adapters) requests wait for the shared policy's version.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
@@ -58,13 +58,21 @@ _REST_S = 5.0
 _ACTIVITY_INTERVAL_S = 5.0
 #: The live version and the next one: fewer slots would make a swap impossible.
 _MIN_SLOTS = 2
-#: Longest time a request waits for a version that is not loaded, before the base model answers.
-COLD_WAIT_S = 15.0
+#: Longest time a request waits for a version that is not loaded, and requests that wait at once.
+COLD_WAIT_S, MOST_WAITING = 15.0, 256
+#: A version that is waited for so long gets the slot of another that is in use all the time.
+_DRAIN_AFTER_S = 0.5
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 30.0
 
 
 class UnknownModel(TheirError):
     """No model of this name is served."""
+
+
+class AdapterBusy(UpstreamError):
+    """Every adapter slot of the backend is in use: the same request may succeed later."""
+
+    retry_after_s = 5
 
 
 class Lease:
@@ -97,6 +105,11 @@ class Lease:
         self.is_pinned = is_pinned
         self.drawn = drawn
         self._release: Callable[[], None] | None = release
+
+    @property
+    def served(self) -> str | None:
+        """Return ``policy@version`` of the weights that answer; None: they are not Patina's."""
+        return None if self.name is None else adapter_name(self.policy, self.version)
 
     def release(self) -> None:
         """Release the version; a second call does nothing."""
@@ -162,6 +175,7 @@ class Alias(Protocol):
         Raises:
             UnknownModel: there is no such model for this caller.
             UpstreamUnreachable: the backend does not come back in time.
+            AdapterBusy: no slot gets free in time, or too many requests wait for one.
         """
         ...
 
@@ -269,6 +283,19 @@ class _Pointer:
         return {self.live, self.target} | (set() if self.trial is None else {self.trial.version})
 
 
+@dataclass(slots=True)
+class _Demand:
+    """Requests that wait for one version.
+
+    Attributes:
+        is_over: the version is loaded, or cannot be; the loop has counted a lease for each request that waits.
+    """
+
+    since: float
+    waiting: int = 0
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class _Load(Enum):
     """What became of loading a version."""
 
@@ -318,7 +345,10 @@ class AdapterAlias:
         self._load_s: dict[str, float] = {}  # seconds of the newest load, by name
         self._leases: Counter[str] = Counter()  # by name, ``policy@0`` too
         self._used_at: dict[str, float] = {}
-        self._demanded: dict[str, asyncio.Event] = {}  # versions that requests wait for
+        self._demanded: dict[
+            str, _Demand
+        ] = {}  # by name of a version that requests wait for, the first to wait first
+        self._draining: str | None = None  # takes no new requests, so that its slot gets free
         self._ready = asyncio.Event()
         self._changes = ChangeNotice(poll_s=poll_s)
         self._watched: Record | None = None  # the record whose changes these are
@@ -327,7 +357,8 @@ class AdapterAlias:
         self._retry_s: dict[str, float] = {}
         self._waited_requests = 0
         self._cold_loads = 0
-        self._cold_misses = 0
+        self._refused_requests = 0
+        self._base_requests = 0
         self._load_errors = 0
         self._record_errors = 0
         self._problems: dict[str, str] = {}  # by version's name: why it could not be loaded or unloaded
@@ -380,22 +411,28 @@ class AdapterAlias:
                 return self._lease_of(policy, trial, asked.group, drawn=drawn)
             version = self._live_of(policy)
             is_loaded = await self._claim(policy, version, min(wait_s, self._cold_wait_s))
-            if not is_loaded and version != self._live_of(policy):  # it was refused, and its ancestor is live
+            if not is_loaded and version != self._live_of(policy):
+                # It cannot be loaded, and what can is live by now: its ancestor, or the base model.
                 version = self._live_of(policy)
                 is_loaded = await self._claim(policy, version, min(wait_s, self._cold_wait_s))
-            if not is_loaded:
-                # The base model answers: a reply must not fail because other policies use every slot.
-                self._cold_misses += 1
-                version = BASE_VERSION
-                self._leases[adapter_name(policy, version)] += 1
         else:
             version = wanted
-            is_known = self._is_available(policy, version) or await self._is_published(policy, version)
-            if not is_known or not await self._claim(policy, version, min(wait_s, self._cold_wait_s)):
-                raise UnknownModel(
-                    f"The model `{asked.model}` is not loaded. `{self.policy}` is the live version."
-                )
+            if not (self._is_available(policy, version) or await self._is_published(policy, version)):
+                raise self._unknown(asked.model)
+            is_loaded = await self._claim(policy, version, min(wait_s, self._cold_wait_s))
+            if not is_loaded and adapter_name(policy, version) in self._problems:
+                raise self._unknown(asked.model)
+        if not is_loaded:
+            self._refused_requests += 1
+            raise AdapterBusy(
+                "Other policies use every adapter slot of the backend. Retry the request.", status=503
+            )
+        target = self._pointers[policy].target if policy in self._pointers else BASE_VERSION
+        self._base_requests += wanted is None and version == BASE_VERSION != target
         return self._lease_of(policy, version, asked.group, is_pinned=wanted is not None, drawn=drawn)
+
+    def _unknown(self, model: str | None) -> UnknownModel:
+        return UnknownModel(f"The model `{model}` is not loaded. `{self.policy}` is the live version.")
 
     def _lease_of(
         self, policy: str, version: int, group: str, *, is_pinned: bool = False, drawn: str = ""
@@ -437,34 +474,54 @@ class AdapterAlias:
     async def _claim(self, policy: str, version: int, wait_s: float) -> bool:
         """Claim a version and wait until it is loaded; returns False, without a claim, when it is not loaded in time."""
         name = adapter_name(policy, version)
-        self._leases[name] += (
-            1  # before the wait, so that it is not unloaded again before this request has it
-        )
-        try:
-            if version == BASE_VERSION:
-                return True
-            if name not in self._attested or not self._locks.hold(name):
-                loaded = self._demanded.setdefault(name, asyncio.Event())
-                self._changes.wake()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(wait_s):
-                        await loaded.wait()
-        except BaseException:
-            self._release_version(policy, version)
-            raise
-        if name not in self._attested:
+        if version == BASE_VERSION or self._takes_requests(name):
+            self._leases[name] += 1
+        elif not await self._wait_loaded(name, wait_s):
+            return False
+        elif name not in self._attested:
             self._release_version(policy, version)
             return False
         self._used_at[name] = time.monotonic()
         return True
 
+    def _takes_requests(self, name: str) -> bool:
+        return name in self._attested and name != self._draining and self._locks.hold(name)
+
+    async def _wait_loaded(self, name: str, wait_s: float) -> bool:
+        """Wait until the loop loaded a version or found that it cannot; True: the loop has counted a lease for this request."""
+        demand = self._demanded.setdefault(name, _Demand(time.monotonic()))
+        if sum(one.waiting for one in self._demanded.values()) >= MOST_WAITING:
+            return False
+        demand.waiting += 1
+        self._changes.wake()
+        try:
+            async with asyncio.timeout(wait_s):
+                await demand.is_over.wait()
+        except TimeoutError:
+            pass  # it may be over by now
+        except asyncio.CancelledError:
+            if demand.is_over.is_set():
+                self._release_name(name)
+            else:
+                demand.waiting -= 1
+            raise
+        if not demand.is_over.is_set():
+            demand.waiting -= 1
+        return demand.is_over.is_set()
+
     def _release_version(self, policy: str, version: int) -> None:
-        name = adapter_name(policy, version)
+        if self._release_name(adapter_name(policy, version)) and version != self._live_of(policy):
+            self._changes.wake()
+
+    def _release_name(self, name: str) -> bool:
+        """Release one claim; returns whether it was the last."""
         self._leases[name] -= 1
-        if not self._leases[name]:
-            del self._leases[name]
-            if self._demanded or self._waits_for_slot or version != self._live_of(policy):
-                self._changes.wake()
+        if self._leases[name]:
+            return False
+        del self._leases[name]
+        if self._demanded or self._waits_for_slot:
+            self._changes.wake()
+        return True
 
     def mark_unhealthy(self) -> None:
         self._ready.clear()
@@ -551,15 +608,21 @@ class AdapterAlias:
 
     async def _load_demanded(self) -> None:
         """Load the versions that requests wait for."""
-        for name, loaded in list(self._demanded.items()):
+        if self._draining not in self._loaded or not self._demanded.keys() - {self._draining}:
+            self._draining = None
+        for name, demand in list(self._demanded.items()):
             found = parse_version(self.policy, name)
-            if not self._leases[name] or found is None:
+            if not demand.waiting or found is None:
                 del self._demanded[name]  # every request has given up
+                continue
+            if name == self._draining:
                 continue
             policy, version = found
             outcome = await self._ensure_loaded(policy, version)
-            if outcome is _Load.LATER:
-                continue  # the end of another request wakes the loop
+            if outcome is _Load.LATER:  # the end of another request wakes the loop
+                if self._waits_for_slot and time.monotonic() - demand.since >= _DRAIN_AFTER_S:
+                    self._draining = self._draining or self._version_to_drain()
+                continue
             pointer = self._pointers.get(policy)
             if outcome is _Load.DONE:
                 self._cold_loads += 1
@@ -568,7 +631,15 @@ class AdapterAlias:
                 pointer.live = BASE_VERSION if pointer.target == version else pointer.target
                 log.error("%s cannot be loaded; serving version %d", name, pointer.live)
             del self._demanded[name]
-            loaded.set()
+            if demand.waiting:
+                self._leases[name] += demand.waiting
+            demand.is_over.set()
+
+    def _version_to_drain(self) -> str | None:
+        """Return the version in use by the fewest requests, of these the one loaded first; the shared policy keeps its slot."""
+        kept = {adapter_name(self.policy, version) for version in self._shared.versions}
+        loaded = [name for name in self._attested if name in self._loaded and name not in kept]
+        return min(loaded, key=lambda name: self._leases.get(name, 0), default=None)
 
     def _wanted(self) -> set[str]:
         return {adapter_name(p, v) for p, one in self._pointers.items() for v in one.versions}
@@ -784,7 +855,11 @@ class AdapterAlias:
             "waits_for_slot": self._waits_for_slot,
             "held": self._waited_requests,  # requests that waited for an unavailable backend
             "cold_loads": self._cold_loads,  # versions that were loaded because a request asked for them
-            "cold_misses": self._cold_misses,  # requests that the base model answered because no slot was free
+            "waiting": sum(
+                one.waiting for one in self._demanded.values()
+            ),  # requests that wait for a version now
+            "refused": self._refused_requests,  # requests for which no slot got free in time
+            "by_base": self._base_requests,  # requests that the base model answered because the live version cannot be loaded
             "load_errors": self._load_errors,
             "record_errors": self._record_errors,
             "last_error": self._loop_error or next(reversed(self._problems.values()), None),

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Send
 
+from proxy.adapters import AdapterBusy
 from proxy.asgi import BodyTooLarge, ClientDisconnected, send_error
 from store.errors import RecordError
 from wire.api_translation import Untranslatable
@@ -36,3 +37,9 @@ async def answering_errors(
     except failures as exc:
         log.warning("%s: %s", what, exc)
         await send_error(send, 503, "The record cannot be used now. Retry the request.", kind="server_error")
+
+
+async def send_busy(send: Send, error: AdapterBusy) -> None:
+    """Say that no adapter slot got free."""
+    again = (b"retry-after", b"%d" % error.retry_after_s)
+    await send_error(send, 503, str(error), kind="server_error", code="overloaded", headers=[again])

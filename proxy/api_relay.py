@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from proxy.adapters import Alias, ModelRequest, UnknownModel
-from proxy.answers import answering_errors
+from proxy.adapters import AdapterBusy, Alias, ModelRequest, UnknownModel
+from proxy.answers import answering_errors, send_busy
 from proxy.api_error import build_error_body
 from proxy.asgi import (
     BodyTooLarge,
@@ -304,6 +304,8 @@ class ApiRelay:
             await send_error(send, exc.status, str(exc), code=exc.code, param=exc.param)
         except UnknownModel as exc:
             await send_error(send, 404, str(exc), code="model_not_found", param="model")
+        except AdapterBusy as exc:
+            await send_busy(send, exc)
         except UpstreamError as exc:
             await send_error(send, 502, str(exc), kind="server_error")
         except RecordError as exc:

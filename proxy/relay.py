@@ -25,7 +25,8 @@ from typing import Any
 import orjson
 from starlette.types import Message, Receive, Scope, Send
 
-from proxy.adapters import Alias, Lease, ModelRequest, UnknownModel
+from proxy.adapters import AdapterBusy, Alias, Lease, ModelRequest, UnknownModel
+from proxy.answers import send_busy
 from proxy.api_error import build_error_body
 from proxy.asgi import (
     MAX_BODY,
@@ -236,11 +237,15 @@ class _Exchange:
 
     @property
     def own_headers(self) -> tuple[tuple[bytes, bytes], ...]:
-        """Return the headers that name the turn, where there will be one, and the number of wishes in its prompt."""
-        if self.chat.unreadable:
-            return ()
-        turn = (b"x-patina-turn", self.turn_id.encode())
-        return (turn,) if self.wishes is None else (turn, (b"x-patina-wishes", b"%d" % self.wishes.count))
+        """Return the headers that name the version that answers, the turn, where there will be one, and the number of wishes in its prompt."""
+        found = []
+        if self.lease is not None and self.lease.served is not None:
+            found.append((b"x-patina-version", self.lease.served.encode()))
+        if not self.chat.unreadable:
+            found.append((b"x-patina-turn", self.turn_id.encode()))
+            if self.wishes is not None:
+                found.append((b"x-patina-wishes", b"%d" % self.wishes.count))
+        return tuple(found)
 
     def judge_wishes(self) -> bool:
         """Whether wishes may be added to this request. Judged once: reading its words takes a while."""
@@ -536,6 +541,9 @@ class ChatRelay:
             await send_error(
                 send, 404, str(exc), kind="invalid_request_error", code="model_not_found", param="model"
             )
+            return
+        except AdapterBusy as exc:
+            await send_busy(send, exc)
             return
         except UpstreamError as exc:
             self._counters.upstream_errors += 1

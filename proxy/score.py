@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from proxy.adapters import Alias, ModelRequest, UnknownModel
-from proxy.answers import answering_errors
+from proxy.adapters import AdapterBusy, Alias, ModelRequest, UnknownModel
+from proxy.answers import answering_errors, send_busy
 from proxy.asgi import read_body, send_error, send_json
 from proxy.auth import Principal
 from serving.protocol import BackendClient
@@ -43,6 +43,8 @@ class ScorePath:
                 await send_json(send, 200, await self._score(body, principal))
             except UnknownModel as exc:
                 raise Untranslatable(str(exc), status=404, code="model_not_found", param="model") from exc
+            except AdapterBusy as exc:
+                await send_busy(send, exc)
             except UpstreamError as exc:
                 status, code = (
                     (504, "upstream_timeout")

@@ -22,6 +22,12 @@ _GATEWAY_COUNTERS = {
     "busy": "Requests that were refused because too many large ones were in flight.",
     "upstream_errors": "Errors of the backend.",
 }
+#: Counters of a gateway's adapter alias.
+_ADAPTER_COUNTERS = {
+    "cold_loads": "Versions that were loaded because a request asked for them.",
+    "refused": "Requests for which no adapter slot got free in time.",
+    "by_base": "Requests that the base model answered because the live version cannot be loaded.",
+}
 #: Fields of the recorder's state, with name and meaning.
 _RECORDER = {
     "lag_turns": ("patina_store_lag_turns", "Journal entries that are not recorded."),
@@ -196,6 +202,8 @@ class _RecordCollector(Collector):
             "policy",
             self._swap_seconds(backends),
         )
+        for name, help in _ADAPTER_COUNTERS.items():
+            yield self._sum(CounterMetricFamily, f"patina_adapter_{name}", help, backends, name)
         yield self._sum(
             GaugeMetricFamily,
             "patina_held",

@@ -196,7 +196,7 @@ def latencies(people: Sequence[Person], stack: Stack) -> dict[str, Any]:
         "in_turn_ms": round(1e3 * statistics.median(cold)),
         "again_ms": round(1e3 * statistics.median(warm)),
         "cold_loads": after["cold_loads"] - loads,
-        "cold_misses": after["cold_misses"],
+        "refused": after["refused"],
     }
 
 

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,32 +144,122 @@ def test_cold_policies_share_the_slots_and_come_back_with_their_next_request(
                 assert people.served(name) == expected
                 assert len(people.gateway.upstream.adapters) <= 2
         assert people.state()["cold_loads"] >= 5  # each time but where the slot was still theirs
-        assert people.state()["cold_misses"] == 0
+        assert people.state()["refused"] == people.state()["by_base"] == 0
         # the shared policy keeps its slot
         assert people.gateway.upstream.admin.count(("load", "tiny@1")) == 1
 
 
-def test_when_every_slot_is_in_use_the_base_model_answers_instead_of_an_error(
-    record_file: Path, tmp_path: Path
-) -> None:
+@contextmanager
+def slots_in_use(record_file: Path, tmp_path: Path, wait_s: float) -> Iterator[People]:
+    """Two slots: one is the shared policy's, a reply of ann is under way in the other."""
     with people_at(record_file, Upstream(slots=2)) as people:
         for policy in ("tiny", "tiny.ann", "tiny.bob"):
             people.publish(policy, 1, tmp_path)
-        alias: Any = people.gateway.proxy._alias  # to wait less than a person would
-        alias._cold_wait_s = 0.3
+        alias: Any = people.gateway.proxy._alias
+        alias._cold_wait_s = wait_s
         people.gateway.upstream.events["go"] = threading.Event()
         script = {"scripted": {"text": "held for long", "hold": "go"}}
         stream = people.client("ann").chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": "slow"}], stream=True, extra_body=script
         )
         assert people.gateway.upstream.held.wait(60)
-        assert people.served("bob") == "tiny"
-        assert people.state()["cold_misses"] == 1
+        yield people
         people.gateway.upstream.events["go"].set()
         assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "held for long"
-        assert people.served("bob") == "tiny.bob@1"
-        rows = {row["messages"][0]["content"]: row for row in people.gateway.rows(2)}
-        assert (rows["from bob"]["policy"], rows["slow"]["policy"]) == ("tiny.bob", "tiny.ann")
+
+
+def test_while_every_slot_is_in_use_a_request_is_refused_and_never_answered_by_other_weights(
+    record_file: Path, tmp_path: Path
+) -> None:
+    with slots_in_use(record_file, tmp_path, 0.3) as people:
+        seen = len(people.gateway.upstream.seen)
+        body = {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": "from bob"}],
+            "completion": "x",
+            "max_tokens": 9,
+            "input": "hi",
+        }
+        targets = [
+            "/v1/chat/completions",
+            "/v1/responses",
+            "/v1/messages",
+            "/v1/score",
+            "/v1/messages/count_tokens",
+            "/v1/responses/input_tokens",
+        ]
+        for model in ("tiny", "tiny@1"):
+            for target in targets:
+                raw = json.dumps({**body, "model": model}).encode()
+                refused = ask(people.gateway.url, bearer(people.keys["bob"]), target=target, body=raw)
+                assert (refused.status, refused.header("retry-after")) == (503, "5"), (target, refused.body)
+                assert b"adapter slot" in refused.body
+        assert people.state()["refused"] == 2 * len(targets)
+        assert people.gateway.upstream.seen[seen:] == []
+        assert people.served("default") == "tiny@1"  # the shared policy keeps its slot
+        assert people.state()["by_base"] == 0
+
+
+def test_no_more_requests_wait_for_a_slot_than_a_bound(
+    record_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.adapters.MOST_WAITING", 3)
+    with slots_in_use(record_file, tmp_path, 30.0) as people, ThreadPoolExecutor(8) as pool:
+        waiting = [pool.submit(people.served, "bob") for _ in range(3)]
+        until(lambda: people.state()["waiting"] == 3, "three wait")
+        with pytest.raises(openai.APIStatusError) as caught:
+            people.served("bob")
+        assert caught.value.status_code == 503
+        people.gateway.upstream.events["go"].set()
+        assert [one.result(60) for one in waiting] == ["tiny.bob@1"] * 3
+        assert (people.state()["refused"], people.state()["waiting"]) == (1, 0)
+
+
+def test_policies_in_use_all_the_time_give_their_slots_to_those_who_wait(
+    record_file: Path, tmp_path: Path
+) -> None:
+    """Each of four people always has two requests in flight, and two slots are left for their versions."""
+    with people_at(record_file, Upstream(slots=3)) as people, ThreadPoolExecutor(8) as pool:
+        names = ("ann", "bob", "dan", "cai")
+        for name in names:
+            people.publish("tiny.team" if name == "cai" else f"tiny.{name}", 1, tmp_path)
+
+        def keep_asking(name: str) -> set[str]:
+            return {people.served(name, extra_body={"scripted": {"delay_s": 0.05}}) for _ in range(12)}
+
+        served = {name: [pool.submit(keep_asking, name) for _ in range(2)] for name in names}
+        for name, both in served.items():
+            own = "tiny.team@1" if name == "cai" else f"tiny.{name}@1"
+            assert [one.result(120) for one in both] == [{own}, {own}]
+        assert people.state()["refused"] == 0
+        assert not people.state()["leases"]
+
+
+def test_each_reply_names_the_weights_that_answered(people: People, tmp_path: Path) -> None:
+    people.publish("tiny.ann", 1, tmp_path)
+    ask_as = {"ann": "tiny.ann@1", "bob": "tiny.bob@0", "default": "tiny@0"}
+    for name, version in ask_as.items():
+        for target in ("/v1/chat/completions", "/v1/responses", "/v1/messages"):
+            for stream in (False, True):
+                body = {
+                    "model": "tiny",
+                    "messages": [{"role": "user", "content": "hi"}],
+                    "input": "hi",
+                    "max_tokens": 9,
+                    "stream": stream,
+                }
+                raw = json.dumps(body).encode()
+                seen = ask(people.gateway.url, bearer(people.keys[name]), target=target, body=raw)
+                assert (seen.status, seen.header("x-patina-version")) == (200, version), target
+    pinned = json.dumps({"model": "tiny@0", "messages": [{"role": "user", "content": "hi"}]}).encode()
+    seen = ask(people.gateway.url, bearer(people.keys["ann"]), target="/v1/chat/completions", body=pinned)
+    assert seen.header("x-patina-version") == "tiny.ann@0"
+    people.gateway.upstream.adapters.clear()
+    people.gateway.upstream.broken_adapters = {"tiny.ann@1"}
+    raw = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}).encode()
+    seen = ask(people.gateway.url, bearer(people.keys["ann"]), target="/v1/chat/completions", body=raw)
+    assert (seen.status, seen.header("x-patina-version")) == (200, "tiny.ann@0")
+    assert people.state()["by_base"] == 1
 
 
 def test_a_version_that_cannot_be_loaded_costs_no_reply_and_no_other_policy(

@@ -86,6 +86,7 @@ def test_the_client_sees_the_very_bytes_of_the_backend(gateway: Gateway, body: b
     gateway.upstream.count = 0 if not direct[2].count(b'"chatcmpl-1"') else gateway.upstream.count - 1
     proxied = post(f"{gateway.url}/v1/chat/completions", body)
     turn = proxied[1].pop("x-patina-turn", None)
+    assert proxied[1].pop("x-patina-version", None) == (None if turn is None else "tiny@0")
     if "x-request-id" not in direct[1]:
         name = proxied[1].pop("x-request-id")
         assert name == turn or (turn is None and name.startswith("req_"))

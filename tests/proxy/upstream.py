@@ -4,6 +4,7 @@ The request itself scripts the answer, in a field ``scripted`` that a proxy must
 
     text, reasoning, tool_calls    the message                finish          finish reason
     status, headers, body          a plain answer instead     cut_after       break the connection after so many chunks
+    delay_s                        seconds before a reply that is not streamed
     hold                           name of an event (`Upstream.events`) to wait for after the first chunk
     drop_logprobs, drop_ids, lose_logprob, usage_off_by       what does not add up
 """
@@ -224,6 +225,7 @@ class Upstream:
         else:
             if "hold" in script:
                 await self._hold(script["hold"])
+            await asyncio.sleep(script.get("delay_s", 0.0))
             await self._json(send, 200, self._whole(body, model, text, script))
 
     def _tokens(self, text: str, script: Json) -> list[str]:
