@@ -42,8 +42,9 @@ _QUOTED = re.compile(
 _WORD = re.compile(r"[^\W_]")
 #: Where a clause ends: after a sentence, a colon or a line.
 _END = re.compile(r"[.!?…。！？]+[\"'”»)\]]*(?=\s|$|[぀-ヿ㐀-鿿])|:(?=\s)|\n+|;(?=\s)")
+#: Words that join two clauses cut anywhere; "only" and the like just behind punctuation: "give only code" is one clause.
 _CONTRAST = re.compile(
-    rf"(?:[,;]|\s[-–—])?\s(?=(?:{lexicon.CONTRAST})\b)|[,，、]?\s?(?={lexicon.CONTRAST_UNSPACED})|\s[-–—]+\s",
+    rf"(?:(?:[,;]|\s[-–—])\s|\s(?=(?:{lexicon.JOINT})\b))(?=(?:{lexicon.CONTRAST})\b)|[,，、]?\s?(?={lexicon.CONTRAST_UNSPACED})|\s[-–—]+\s",
     re.IGNORECASE,
 )
 _WHEN = re.compile(

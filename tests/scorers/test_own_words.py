@@ -26,6 +26,8 @@ from scorers.own_words import HIDDEN, clauses, hide_foreign
         ("Two things: be brief; no emoji.", ["Two things:", "be brief;", "no emoji."]),
         ("Thanks, but shorter next time.", ["Thanks,", "shorter next time."]),
         ("More emoji, just this once.", ["More emoji, just this once."]),
+        ("If I ask for code, give only code.", ["If I ask for code, give only code."]),
+        ("Great, only shorter.", ["Great,", "only shorter."]),
         ("I like it when you ask.", ["I like it when you ask."]),
         ("短くして。絵文字なしで。", ["短くして。", "絵文字なしで。"]),
         ("", []),
