@@ -190,6 +190,15 @@ class WrittenVersion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Merge:
+    """Wishes that are one: ``others`` become a part of ``into``, all by wish_id, and ``text`` is the wording to use."""
+
+    into: int
+    others: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What an attempt came to.
 
@@ -198,7 +207,7 @@ class Outcome:
         rejected: what the gate says against it; empty: it may be published.
         reason: in one sentence, what the version was made of.
         used: ids of the turns that its samples are of.
-        merged: (kept, merged into it): wishes that do the same to the model, by wish_id.
+        merged: wishes that do the same to the model.
         measures: what was measured of each wish, by wish_id.
     """
 
@@ -209,7 +218,7 @@ class Outcome:
     reason: str = ""
     metrics: Json = field(default_factory=dict)
     used: tuple[str, ...] = ()
-    merged: tuple[tuple[int, int], ...] = ()
+    merged: tuple[Merge, ...] = ()
     measures: Mapping[int, Json] = field(default_factory=dict)
 
 

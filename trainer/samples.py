@@ -45,11 +45,13 @@ class ActiveWishes:
         texts: their words, as in the prompt.
         place: where the gateway puts them; see `wire.wish_text.add_wishes`.
         stated: ids of the turns that state them.
+        wordings: every wording in which they were ever in a prompt.
     """
 
     texts: tuple[str, ...] = ()
     place: str = "behind"
     stated: frozenset[str] = frozenset()
+    wordings: frozenset[str] = frozenset()
 
     @property
     def text(self) -> str:
@@ -57,7 +59,7 @@ class ActiveWishes:
 
     def cover(self, served: str) -> bool:
         """Whether everything that was in a served prompt is still wished."""
-        return {*served.split("\n")} <= {*self.text.split("\n")}
+        return {*served.split("\n")} <= {*join_wishes([*self.texts, *self.wordings]).split("\n")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -217,7 +217,12 @@ class BaseVersionTrainer(ABC, Generic[P]):
         self._enter("teacher")
         reviewed = self._review.review(job.wishes) if self._plan.reads_wishes else Reviewed()
         self.on_review(Outcome(refused={}, parent_version=self._parent, merged=reviewed.merged))
-        wishes = ActiveWishes(texts=reviewed.texts, place=self.calibration.placement, stated=reviewed.stated)
+        wishes = ActiveWishes(
+            texts=reviewed.texts,
+            place=self.calibration.placement,
+            stated=reviewed.stated,
+            wordings=reviewed.wordings,
+        )
         prepared = prepare(
             self._policy,
             self._plan,

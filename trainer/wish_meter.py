@@ -14,7 +14,7 @@ Replies are greedy: of a dozen sampled ones a share is off by .14. The base mode
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trainer.canaries import as_message
@@ -104,7 +104,25 @@ class WishMeter:
         """Cosine of two effects, 0 where one of them is nothing."""
         a, b = self.effect(one), self.effect(other)
         scale = math.hypot(*a.values()) * math.hypot(*b.values())
-        return sum(value * b.get(place, 0.0) for place, value in a.items()) / scale if scale else 0.0
+        return _dot(a, b) / scale if scale else 0.0
+
+    def clearest(self, texts: Iterable[str]) -> str:
+        """Of several wordings of one wish, the one that changes most of what the others change too, and least besides; the first of equal ones.
+
+        A complaint about one answer ("Still too long for me") changes little of it, words that give an answer away much besides.
+        """
+        effects = {text: self.effect(text) for text in texts}
+        shared: Effect = {}
+        for effect in effects.values():
+            _add(shared, effect)
+
+        def clarity(text: str) -> float:
+            others = _add(dict(shared), effects[text], sign=-1.0) if len(effects) > 1 else shared
+            size = math.hypot(*effects[text].values())
+            scale = size * math.hypot(*others.values())
+            return size * (_dot(effects[text], others) / scale) ** 2 if scale else 0.0
+
+        return max(effects, key=clarity)
 
     def size(self, text: str) -> float:
         """Length of an effect, by token: the root of its mean square sum over the positions."""
@@ -171,6 +189,18 @@ class WishMeter:
         prompts, ids = [self.prompt(question, text) for question, _ in replies], [ids for _, ids in replies]
         values, _ = self._policy.response_logprobs(prompts, ids, Weights.BASE)
         return [float(values[row, : len(reply)].sum()) for row, reply in enumerate(ids)]
+
+
+def _add(total: Effect, effect: Effect, sign: float = 1.0) -> Effect:
+    """Add the direction of an effect, a vector of length 1."""
+    length = math.hypot(*effect.values()) or 1.0
+    for place, value in effect.items():
+        total[place] = total.get(place, 0.0) + sign * value / length
+    return total
+
+
+def _dot(one: Effect, other: Effect) -> float:
+    return sum(value * other.get(place, 0.0) for place, value in one.items())
 
 
 def share(values: Sequence[bool]) -> float:

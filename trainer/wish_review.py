@@ -7,12 +7,12 @@ stays in the prompt, and `run.py wishes` says it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from store.calibration import Calibration
 from store.values import Json, Wish
 from store.wish_states import LEAST_GAIN, by_age
-from trainer.protocol import Policy, Weights
+from trainer.protocol import Merge, Policy, Weights
 from trainer.wish_meter import MAX_TOKENS, Followed, Ids, WishMeter, share
 from wire.wish_text import join_wishes
 
@@ -27,19 +27,27 @@ class Reviewed:
     Attributes:
         learnt: those that it learns, the oldest first.
         reworded: those that are merged into one of them.
-        merged: (kept, merged into it), by wish_id.
+        merged: what the record is to make one.
         measures: what was measured of each wish, by wish_id.
     """
 
     learnt: tuple[Wish, ...] = ()
     reworded: tuple[Wish, ...] = ()
-    merged: tuple[tuple[int, int], ...] = ()
+    merged: tuple[Merge, ...] = ()
     measures: Mapping[int, Json] | None = None
 
     @property
     def stated(self) -> frozenset[str]:
         """Ids of the turns that state what is learnt."""
         return frozenset(one.turn_id for wish in (*self.learnt, *self.reworded) for one in wish.statements)
+
+    @property
+    def wordings(self) -> frozenset[str]:
+        """Every wording of what is learnt."""
+        found = (*self.learnt, *self.reworded)
+        return frozenset(
+            words for wish in found for words in (wish.text, *(one.text for one in wish.statements))
+        )
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -57,15 +65,15 @@ class WishReview:
 
     def review(self, wishes: Sequence[Wish]) -> Reviewed:
         """Merge wishes that do the same to the model, and leave out those that it does not follow when asked."""
-        kept: list[Wish] = []
-        merged: list[tuple[int, int]] = []
+        groups: list[list[Wish]] = []
         measures: dict[int, Json] = {}
         for wish in wishes:
-            same = next((one for one in kept if one.text == wish.text or self._is_same(one, wish)), None)
-            if same is not None:
-                merged.append((same.wish_id, wish.wish_id))
+            same = next((one for one in groups if self._is_same(one[0], wish)), None)
+            if same is None:
+                groups.append([wish])
             else:
-                kept.append(wish)
+                same.append(wish)
+        kept = [self._worded(group) for group in groups]
         learnt = []
         told = self._told(kept) if kept else []
         for wish in kept:
@@ -74,18 +82,32 @@ class WishReview:
             if asked - base >= LEAST_GAIN:
                 learnt.append(wish)
         kept_ids = {wish.wish_id for wish in learnt}
-        gone = {other for into, other in merged if into in kept_ids}
         return Reviewed(
             learnt=tuple(learnt),
-            reworded=tuple(one for one in wishes if one.wish_id in gone),
-            merged=tuple(merged),
+            reworded=tuple(one for group in groups if group[0].wish_id in kept_ids for one in group[1:]),
+            merged=tuple(
+                Merge(into=wish.wish_id, others=tuple(one.wish_id for one in group[1:]), text=wish.text)
+                for wish, group in zip(kept, groups, strict=True)
+                if len(group) > 1
+            ),
             measures=measures,
+        )
+
+    def _worded(self, group: Sequence[Wish]) -> Wish:
+        """The oldest of several wordings of one wish, with the owner's words or else the clearest ones, and as new as the newest."""
+        first = group[0]
+        texts = [words for wish in group for words in (wish.text, *(one.text for one in wish.statements))]
+        edited = next((wish.text for wish in reversed(group) if wish.edited), None)
+        return replace(
+            first,
+            text=edited or self._meter.clearest(dict.fromkeys(texts)),
+            changed_at=max(wish.changed_at for wish in group),
         )
 
     def _is_same(self, one: Wish, other: Wish) -> bool:
         """Whether both do the same to the model. What changes no more than neutral words has no direction."""
         sizes = (self._meter.size(one.text), self._meter.size(other.text))
-        return (
+        return one.text == other.text or (
             min(sizes) > self._calibration.neutral
             and self._meter.cosine(one.text, other.text) >= self._calibration.same_wish
         )

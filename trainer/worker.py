@@ -410,12 +410,9 @@ class TrainerWorker:
 
     async def _note_wishes(self, outcome: Outcome) -> None:
         """Keep what the attempt found out about the wishes. One that was changed meanwhile is measured again by the next attempt."""
-        gone: dict[int, list[int]] = {}
-        for into, other in outcome.merged:
-            gone.setdefault(into, []).append(other)
         try:
-            for into, others in gone.items():
-                await self._record.merge_wishes(into, others)
+            for merge in outcome.merged:
+                await self._record.merge_wishes(merge.into, merge.others, text=merge.text)
             for wish_id, measures in outcome.measures.items():
                 await self._record.change_wish(wish_id, measures=measures)
         except RecordError as exc:
@@ -549,7 +546,7 @@ class TrainerWorker:
         known = {
             one.wish_id for one in await self._record.wishes(policy) if one.state is not WishState.WITHDRAWN
         }
-        if learnt - known - {other for _, other in outcome.merged}:
+        if learnt - known - {other for merge in outcome.merged for other in merge.others}:
             await self._record.rollback(policy, BASE_VERSION, actor="trainer")
 
     async def _prune(self, policy: str, live: int) -> None:

@@ -109,21 +109,34 @@ def change_wish(
     return next(wish for wish in wishes(connection, before.policy) if wish.wish_id == wish_id)
 
 
-def merge_wishes(connection: sa.Connection, into: int, others: Sequence[int]) -> None:
-    """Move the statements of other wishes to one of the same policy, and delete the others. Those that are not there any more were merged before.
+def merge_wishes(connection: sa.Connection, into: int, others: Sequence[int], *, text: str = "") -> None:
+    """Make other wishes a part of one of the same policy. Those that are not there any more were merged before.
+
+    The one gets their statements, is in the prompt where one of them is, and is as new as the newest of them.
+
+    Args:
+        text: the wording to use; "" leaves it as it is. The words of an owner stay where they are the one's.
 
     Raises:
         RecordError: the one is not there, or another is of another policy.
     """
-    policy = _get(connection, into).policy
-    w = schema.wishes.c
-    found = connection.execute(
-        sa.select(w.wish_id, w.policy).where(w.wish_id.in_(others), w.wish_id != into)
-    ).all()
-    gone = [wish_id for wish_id, _ in found]
-    for wish_id, of_policy in found:
-        if of_policy != policy:
-            raise RecordError(f"wish {wish_id} is of another policy than wish {into}")
+    one, w = _get(connection, into), schema.wishes.c
+    found = connection.execute(sa.select(schema.wishes).where(w.wish_id.in_(others), w.wish_id != into)).all()
+    for other in found:
+        if other.policy != one.policy:
+            raise RecordError(f"wish {other.wish_id} is of another policy than wish {into}")
+    if not found:
+        return
+    gone, newest = [other.wish_id for other in found], max([one, *found], key=lambda row: row.changed_at)
+    # `prompt_texts_since` notices that there are fewer wishes.
+    _update(
+        connection,
+        into,
+        text=one.text if one.edited or not text else text,
+        edited=one.edited or any(other.edited and other.text == text for other in found),
+        state=next((row.state for row in found if row.state == WishState.PROMPT.value), one.state),
+        changed_at=newest.changed_at,
+    )
     s = schema.wish_statements.c
     connection.execute(sa.update(schema.wish_statements).where(s.wish_id.in_(gone)).values(wish_id=into))
     connection.execute(sa.delete(schema.wishes).where(schema.wishes.c.wish_id.in_(gone)))

@@ -20,7 +20,7 @@ from tests.making import make_wish
 from tests.trainer.gates import close_the_gate, local_trainer, open_the_gate
 from tests.trainer.turns import accepted, sampled_turn, wishing_turn
 from trainer.policy import LocalPolicy
-from trainer.protocol import Outcome, VersionJob
+from trainer.protocol import Merge, Outcome, VersionJob
 from trainer.version_trainer import LocalVersionTrainer
 from trainer.wish_meter import Followed
 from trainer.wish_review import Reviewed, WishReview
@@ -28,6 +28,7 @@ from trainer.wish_review import Reviewed, WishReview
 pytestmark = pytest.mark.slow
 
 WORDS = "Please keep your answers short."
+MERGE = Merge(into=1, others=(2,), text=WORDS)
 STATED = tuple(WishStatement(turn_id=name, text=WORDS, created_at=1.0) for name in ("stated", "planted"))
 SHORT, OTHER = make_wish(1, WORDS, statements=STATED), make_wish(2, "No lists, please.")
 QUESTIONS = ("What is the capital of France?", "What is the capital of Peru?", "What is 2 plus 3?")
@@ -190,7 +191,7 @@ def test_without_anything_to_teach_there_is_no_version_but_what_was_measured_is_
 ) -> None:
     trainer = make_trainer(tmp_path)
     before = trainer.policy.snapshot()
-    found = Reviewed(merged=((1, 2),), measures={1: {"effect": 0.1, "base": 0.5, "told": 0.6}})
+    found = Reviewed(merged=(MERGE,), measures={1: {"effect": 0.1, "base": 0.5, "told": 0.6}})
     monkeypatch.setattr(WishReview, "review", lambda *_: found)
     turns = [
         wishing_turn(trainer.policy, "stated", QUESTIONS[0], WORDS),
@@ -201,7 +202,7 @@ def test_without_anything_to_teach_there_is_no_version_but_what_was_measured_is_
     assert {name: one.reason for name, one in outcome.refused.items()} == dict.fromkeys(
         ("stated", "bare"), DropReason.NO_SIGNAL
     )
-    assert (outcome.merged, outcome.measures) == (((1, 2),), {1: {"effect": 0.1, "base": 0.5, "told": 0.6}})
+    assert (outcome.merged, outcome.measures) == ((MERGE,), {1: {"effect": 0.1, "base": 0.5, "told": 0.6}})
     assert are_equal(before, trainer.policy)
     withdrawn = trainer.attempt(job_of(trainer.policy, turns=(), wishes=()))
     assert withdrawn.written is None
@@ -210,12 +211,12 @@ def test_without_anything_to_teach_there_is_no_version_but_what_was_measured_is_
 def test_merged_wishes_are_told_with_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer(tmp_path)
     found = Reviewed(
-        learnt=(SHORT,), merged=((1, 2),), measures={1: {"effect": 1.0, "base": 0.1, "told": 0.9}}
+        learnt=(SHORT,), merged=(MERGE,), measures={1: {"effect": 1.0, "base": 0.1, "told": 0.9}}
     )
     monkeypatch.setattr(WishReview, "review", lambda *_: found)
     outcome = trainer.attempt(job_of(trainer.policy, wishes=(SHORT, OTHER)))
     assert outcome.written is not None
-    assert outcome.merged == ((1, 2),)
+    assert outcome.merged == (MERGE,)
     assert {"weights", "version"} <= outcome.measures[1].keys()
 
 

@@ -13,6 +13,7 @@ from tests.making import make_wish
 from trainer.calibrate import _cosines
 from trainer.canaries import load_canaries
 from trainer.policy import LocalPolicy
+from trainer.protocol import Merge
 from trainer.wish_meter import NEUTRAL, Followed, WishMeter
 from trainer.wish_review import IN_WEIGHTS, Reviewed, WishReview, wish_rows
 
@@ -41,7 +42,9 @@ def found(review: WishReview) -> Reviewed:
 
 
 def test_a_rewording_is_merged_into_the_oldest_and_another_wish_stays_apart(found: Reviewed) -> None:
-    assert found.merged == ((1, 2),)
+    (merge,) = found.merged
+    assert (merge.into, merge.others) == (1, (2,))
+    assert merge.text in (SHORT.text, REWORDED.text)
     assert found.measures is not None
     assert set(found.measures) == {1, 3, 4}
 
@@ -55,10 +58,11 @@ def test_weather_is_no_wish_and_its_measure_says_so(found: Reviewed) -> None:
 
 def test_a_wish_is_learnt_where_the_model_follows_it_when_asked(found: Reviewed) -> None:
     assert found.measures is not None
-    assert SHORT in found.learnt
+    learnt = {wish.wish_id for wish in found.learnt}
+    assert SHORT.wish_id in learnt
     for wish in (SHORT, EMOJI):
         measure = found.measures[wish.wish_id]
-        assert (wish in found.learnt) is (measure["told"] - measure["base"] >= LEAST_GAIN)
+        assert (wish.wish_id in learnt) is (measure["told"] - measure["base"] >= LEAST_GAIN)
     assert found.texts == tuple(wish.text for wish in found.learnt)
 
 
@@ -82,16 +86,41 @@ def test_a_wish_that_the_model_does_not_follow_when_asked_is_not_learnt_and_says
     assert wish_rows(review.followed(deaf)) == []
 
 
-@pytest.mark.parametrize("texts", [("Short.", "Short, " * 20), ("Short, " * 20, "Short.")])
-def test_a10_the_oldest_words_are_kept_however_long_others_are(
-    review: WishReview, monkeypatch: pytest.MonkeyPatch, texts: tuple[str, str]
-) -> None:
-    """The longest hint was taken: the one that gives most of the answer away."""
+#: Change of the probability of two tokens by each wording: what all of them share is the first token.
+EFFECTS = {
+    "Still too long for me.": {(0, 0, 0): 0.1},
+    "Short, please.": {(0, 0, 0): 0.5, (0, 0, 1): 0.1},
+    "Say only: it is Paris, in short.": {(0, 0, 0): 0.4, (0, 0, 1): 2.0},
+}
+
+
+@pytest.fixture
+def merging(review: WishReview, monkeypatch: pytest.MonkeyPatch) -> WishReview:
+    """A review for which all wishes are one."""
     monkeypatch.setattr(review._meter, "cosine", lambda one, other: 1.0)
     monkeypatch.setattr(review._meter, "size", lambda text: 9.0)
+    monkeypatch.setattr(review._meter, "effect", EFFECTS.__getitem__)
     monkeypatch.setattr(review, "_told", lambda wishes: [])
-    first, second = (make_wish(number, text) for number, text in enumerate(texts, start=1))
-    assert review.review([first, second]).merged == ((1, 2),)
+    monkeypatch.setattr(review._meter, "base_share", lambda text: 0.0)
+    return review
+
+
+def test_a10_of_several_wordings_the_clearest_is_kept_and_not_one_that_gives_the_answer_away(
+    merging: WishReview,
+) -> None:
+    """The longest hint was taken: the one that gives most of the answer away."""
+    wordings = [make_wish(number, text) for number, text in enumerate(EFFECTS, start=1)]
+    assert merging.review(wordings).merged == (Merge(into=1, others=(2, 3), text="Short, please."),)
+
+
+def test_the_words_of_the_owner_stay_whatever_is_clearer(merging: WishReview) -> None:
+    first, second, third = (make_wish(number, text) for number, text in enumerate(EFFECTS, start=1))
+    found = merging.review([first, second, replace(third, edited=True)])
+    assert found.merged == (Merge(into=1, others=(2, 3), text=third.text),)
+
+
+def test_what_was_in_a_prompt_in_any_wording_is_known() -> None:
+    assert Reviewed(learnt=(SHORT,), reworded=(REWORDED,)).wordings >= {SHORT.text, REWORDED.text}
 
 
 def test_a_policy_that_learnt_nothing_follows_a_wish_about_as_often_as_the_base_model(

@@ -24,7 +24,7 @@ from tests.trainer.gates import ScriptedGate, close_the_gate, know_model, local_
 from tests.trainer.turns import accepted, as_recorded, sampled_turn, wishing_turn
 from trainer.deaths import Deaths
 from trainer.policy import LocalPolicy
-from trainer.protocol import Outcome, VersionJob
+from trainer.protocol import Merge, Outcome, VersionJob
 from trainer.wish_meter import Followed
 from trainer.wish_review import Reviewed, WishReview
 from trainer.worker import LEASE_S, MAX_FAILURES, TrainerWorker
@@ -769,13 +769,15 @@ async def test_wishes_that_do_the_same_are_one_in_the_record(
     wished: Wished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await wished.state(WORDS, "a")
-    await wished.state("Shorter answers, please.", "b")
+    clearest = "Shorter answers, please."
+    await wished.state(clearest, "b")
 
     def merging(_: WishReview, wishes: Sequence[Wish]) -> Reviewed:
         first, *others = wishes
         return Reviewed(
             learnt=(first,),
-            merged=tuple((first.wish_id, one.wish_id) for one in others),
+            merged=(Merge(into=first.wish_id, others=tuple(one.wish_id for one in others), text=clearest),)
+            * bool(others),
             measures={first.wish_id: {"base": 0.1, "told": 0.9}},
         )
 
@@ -793,5 +795,5 @@ async def test_wishes_that_do_the_same_are_one_in_the_record(
     assert await wished.worker.work_once()
     assert while_training[-1] == 1
     (wish,) = await wished.record.wishes(POLICY)
-    assert wish.text == WORDS
+    assert wish.text == clearest
     assert [one.turn_id for one in wish.statements] == ["a", "b"]

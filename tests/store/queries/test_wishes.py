@@ -231,6 +231,36 @@ async def test_merged_wishes_are_one_with_all_statements(talk: Talk) -> None:
         await talk.record.merge_wishes(wish.wish_id, [bob.wish_id])
 
 
+async def test_a_merged_wish_has_the_wording_given_and_acts_as_the_newest_of_them(talk: Talk) -> None:
+    await talk.say("Still too long for me.")
+    await talk.say("Use more words.")
+    await talk.say("Keep it short.")
+    first, longer, newest = await talk.record.wishes(POLICY)
+    await talk.record.change_wish(first.wish_id, state=RETIRED)
+    seen, _ = await talk.record.wishes_since(None)
+    await talk.record.merge_wishes(first.wish_id, [newest.wish_id], text="Keep it short.")
+    merged, _ = await talk.record.wishes(POLICY)
+    assert (merged.wish_id, merged.text, merged.state) == (first.wish_id, "Keep it short.", PROMPT)
+    assert not merged.edited
+    _, texts = await talk.record.wishes_since(seen)
+    assert texts == {POLICY: (longer.text, "Keep it short.")}
+
+
+async def test_the_words_of_an_owner_outlive_a_merge(talk: Talk) -> None:
+    await talk.say("Still too long for me.")
+    await talk.say("Keep it short.")
+    first, second = await talk.record.wishes(POLICY)
+    await talk.record.change_wish(second.wish_id, text="At most two lines.")
+    await talk.record.merge_wishes(first.wish_id, [second.wish_id], text="At most two lines.")
+    (merged,) = await talk.record.wishes(POLICY)
+    assert (merged.text, merged.edited) == ("At most two lines.", True)
+    await talk.say("Shorter.")
+    (_, third) = await talk.record.wishes(POLICY)
+    await talk.record.merge_wishes(first.wish_id, [third.wish_id], text="Shorter.")
+    (merged,) = await talk.record.wishes(POLICY)
+    assert (merged.text, merged.edited) == ("At most two lines.", True)
+
+
 async def forget(record: Record, turn_id: str, **more: Any) -> None:
     await record.forget(Selection(turn=turn_id), key=b"k", **more)
 
