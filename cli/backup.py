@@ -6,7 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
-from cli.home_files import sqlite_file
+from cli.home_files import note_backup, sqlite_file
 from store.backup import put_back, read_backup, unpacking_folder, write_backup
 from store.errors import ConfigError
 from store.processes import hold_home
@@ -19,6 +19,7 @@ _REFUSAL = "only a home with a SQLite record can be copied"
 def backup(settings: Settings, arguments: argparse.Namespace) -> int:
     """Write record, journal, versions and keys to a file, also while Patina runs. Raises: ConfigError."""
     target: Path = arguments.file.expanduser().absolute()
+    note_backup(settings.home, target)  # first: one that is noted and not there does no harm
     made = write_backup(settings.home, sqlite_file(settings, _REFUSAL), target)
     print(
         f"{target}: {counted(made.turns, 'turn')}, {counted(made.files, 'file')}, {made.size / 1e6:.1f} MB. It holds your keys."

@@ -166,6 +166,8 @@ def _print_status(console: Console, status: RecordStatus) -> None:
     )
     if status.paused:
         console.print(f"paused: {escape(', '.join(status.paused))}")
+    for line in status.forgetting:
+        console.print(f"forgetting {escape(line)}")
     if status.last_step is not None:
         step = status.last_step
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(step.finished_at or step.started_at))

@@ -11,10 +11,13 @@ from pathlib import Path
 from store.errors import ConfigError
 from store.receipts import FOLDER as RECEIPTS
 from store.settings import Settings
+from store.texts import spellings
 from store.values import Json
 
 #: In the home: the exports that `trajectories --output` wrote, as JSON.
 EXPORTS_FILE = "exports.json"
+#: In the home: the backups that were made of it, as JSON.
+BACKUPS_FILE = "backups.json"
 _CHUNK = 4 << 20
 #: Copies of the record or of the journal, relative to the home.
 _COPIES = (
@@ -23,6 +26,7 @@ _COPIES = (
     "*.recovering*",
     "*.restoring",
     "unwritten.jsonl*",
+    "*.part",
     "journal/rejected/*",
 )
 
@@ -35,14 +39,16 @@ def sqlite_file(settings: Settings, refusal: str) -> Path:
     return Path(path)
 
 
+def sqlite_path(settings: Settings) -> Path:
+    """Return the file of the home's record; the place where it would be, where it is in PostgreSQL."""
+    kind, _, path = settings.database_url.partition(":///")
+    return Path(path) if kind.startswith("sqlite") else settings.home / "patina.db"
+
+
 def byte_pattern(texts: Iterable[str]) -> re.Pattern[bytes] | None:
-    """Match any of the texts in a file: as they are, and as JSON holds them; None: there are none."""
-    forms: set[bytes] = set()
-    for text in texts:
-        for form in (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]):
-            forms.add(re.escape(form.encode("utf-8", "surrogatepass")))
-    longest_first: list[bytes] = sorted(forms, key=len, reverse=True)
-    return re.compile(b"|".join(longest_first), re.IGNORECASE) if forms else None
+    """Match any of the texts in a file: as they are, and as JSON holds them, with any white space; None: there are none."""
+    forms = [form.encode("utf-8", "surrogatepass") for form in spellings(texts)]
+    return re.compile(b"|".join(forms), re.IGNORECASE) if forms else None
 
 
 def holds(path: Path, pattern: re.Pattern[bytes], longest: int = 64 << 10) -> bool:
@@ -59,93 +65,139 @@ def holds(path: Path, pattern: re.Pattern[bytes], longest: int = 64 << 10) -> bo
     return False
 
 
-def files_holding(home: Path, pattern: re.Pattern[bytes] | None, *, skip: Collection[str] = ()) -> list[str]:
+def files_holding(
+    home: Path,
+    pattern: re.Pattern[bytes] | None,
+    *,
+    skip: Collection[str] = (),
+    folders: Collection[str] = (),
+) -> list[str]:
     """Return the files of a home that hold a match, receipts aside.
 
     Args:
         skip: beginnings of names of files in the home that are not looked at.
+        folders: of the home that are not looked at.
     """
     if pattern is None:
         return []
     return [
-        str(path) for path in _files(home) if not path.name.startswith(tuple(skip)) and holds(path, pattern)
+        str(path)
+        for path in _files(home, {RECEIPTS, *folders})
+        if not path.name.startswith(tuple(skip)) and holds(path, pattern)
     ]
 
 
-def existing(paths: Iterable[str]) -> list[str]:
-    """Return those of these paths that are there."""
-    return [path for path in paths if Path(path).exists()]
-
-
-def _files(home: Path) -> Iterator[Path]:
+def _files(home: Path, but: Collection[str]) -> Iterator[Path]:
     for folder, folders, names in os.walk(home):
-        if Path(folder) == home and RECEIPTS in folders:
-            folders.remove(RECEIPTS)
+        if Path(folder) == home:
+            folders[:] = [one for one in folders if one not in but]
         yield from (Path(folder) / name for name in sorted(names) if (Path(folder) / name).is_file())
 
 
-def remove_copies(home: Path, pattern: re.Pattern[bytes]) -> list[str]:
-    """Remove the copies of record and journal that hold a match; returns them. Raises: ConfigError."""
-    removed = []
-    found = {path for wanted in _COPIES for path in home.glob(wanted) if path.is_file()}
+def remove_copies(
+    folders: Iterable[Path],
+    ids: re.Pattern[bytes] | None,
+    words: re.Pattern[bytes] | None,
+    keys: Collection[str] | None,
+) -> tuple[list[str], list[str]]:
+    """Remove the copies of record and journal that hold a match; returns them, and what cannot be removed.
+
+    Args:
+        ids: of forgotten turns.
+        keys: the words count only where the file names one of these API keys: others may have said the same. None: everywhere.
+    """
+    removed, stays = [], []
+    found = {path for home in folders for wanted in _COPIES for path in home.glob(wanted) if path.is_file()}
+    names = None if keys is None else byte_pattern(keys)
     for path in sorted(found):
-        if holds(path, pattern):
+        is_ours = words is not None and holds(path, words) and (names is None or holds(path, names))
+        if is_ours or (ids is not None and holds(path, ids)):
             try:
-                path.unlink()
+                path.unlink(missing_ok=True)
             except OSError as exc:
-                raise ConfigError(f"{path} cannot be removed: {exc.strerror or exc}") from exc
-            removed.append(str(path))
-    return removed
+                stays.append(f"{path} cannot be removed: {exc.strerror or exc}")
+            else:
+                removed.append(str(path))
+    return removed, stays
+
+
+def mask(home: Path, pattern: re.Pattern[bytes] | None) -> None:
+    """Overwrite what matches in logs and in the note on deaths of the trainer, in place: their writers go on. Raises: OSError."""
+    if pattern is None:
+        return
+    for path in [*home.glob("logs/*"), *home.glob("trainer-deaths.json")]:
+        if path.is_file() and holds(path, pattern):
+            with path.open("r+b") as file:
+                content = file.read()
+                for match in pattern.finditer(content):
+                    file.seek(match.start())
+                    file.write(b"x" * len(match[0]))
 
 
 def note_export(home: Path, output: Path) -> None:
     """Remember a file or folder that the record was exported to. Raises: ConfigError."""
-    path = home / EXPORTS_FILE
+    _note(home / EXPORTS_FILE, output)
+
+
+def note_backup(home: Path, target: Path) -> None:
+    """Remember a backup: a forget names it, and does not reach it. Raises: ConfigError."""
+    _note(home / BACKUPS_FILE, target)
+
+
+def copies_elsewhere(home: Path) -> list[str]:
+    """Return the backups of this home, where they were written."""
+    return [f"the backup {path}" for path in _noted(home / BACKUPS_FILE)]
+
+
+def _note(path: Path, one: Path) -> None:
     try:
-        known = _exports(home)
-        whole = [*dict.fromkeys([*known, str(output.absolute())])]
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        whole = [*dict.fromkeys([*_noted(path), str(one.absolute())])]
+        beside = path.with_name(f"{path.name}.{os.getpid()}.part")
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             json.dump(whole, file, indent=1)
+        beside.replace(path)
     except (OSError, ValueError) as exc:
-        raise ConfigError(f"the list of exports, {path}, cannot be kept: {exc}") from exc
+        raise ConfigError(f"the list {path} cannot be kept: {exc}") from exc
 
 
-def _exports(home: Path) -> list[str]:
-    path = home / EXPORTS_FILE
+def _noted(path: Path) -> list[str]:
     return [str(one) for one in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
 
 
-def clean_exports(home: Path, turn_ids: Collection[str], pattern: re.Pattern[bytes]) -> list[Json]:
-    """Remove turns, and lines that match, from the exports that are still where they were written; returns what was done with each.
+def clean_exports(
+    home: Path, turn_ids: Collection[str], pattern: re.Pattern[bytes] | None
+) -> tuple[list[Json], list[str], list[str]]:
+    """Remove turns, and lines that match, from the exports that are still where they were written.
 
-    Raises:
-        ConfigError: an export cannot be rewritten.
+    Returns:
+        (what was done with each, what is left with its reason, exports that are not there any more).
     """
     done: list[Json] = []
-    for name in _exports(home):
+    left: list[str] = []
+    gone: list[str] = []
+    for name in _noted(home / EXPORTS_FILE):
         path = Path(name)
-        if path.is_dir():
-            hit = any(holds(one, pattern) for one in path.rglob("*") if one.is_file())
-            done.append({"path": name, "removed": 0, "holds_more": hit})
-        elif path.exists():
+        if not path.exists():
+            gone.append(f"the export {name}, which was moved or deleted")
+        elif path.is_dir():
+            if pattern is not None and any(holds(one, pattern) for one in path.rglob("*") if one.is_file()):
+                left.append(f"the export {name} holds it: delete it")
+        else:
             try:
-                done.append(
-                    {"path": name, "removed": _clean_jsonl(path, turn_ids, pattern), "holds_more": False}
-                )
+                done.append({"path": name, "removed": _clean_jsonl(path, turn_ids, pattern)})
             except (OSError, ValueError) as exc:
-                raise ConfigError(f"the export {path} cannot be cleaned: {exc}") from exc
-    return done
+                left.append(f"the export {name} cannot be cleaned: {exc}")
+    return done, left, gone
 
 
-def _clean_jsonl(path: Path, turn_ids: Collection[str], pattern: re.Pattern[bytes]) -> int:
+def _clean_jsonl(path: Path, turn_ids: Collection[str], pattern: re.Pattern[bytes] | None) -> int:
     removed = 0
     beside = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with path.open("rb") as source, beside.open("xb") as target:
             for line in source:
                 row = json.loads(line)
-                if row.get("turn_id") in turn_ids or pattern.search(line):
+                if row.get("turn_id") in turn_ids or (pattern is not None and pattern.search(line)):
                     removed += 1
                 else:
                     target.write(line)

@@ -203,7 +203,8 @@ async def _supervise(settings: Settings, children: list[Child]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     watchers = [asyncio.create_task(_keep_running(child), name=child.name) for child in children]
-    beat = asyncio.create_task(_beat(settings, children, VersionLines(settings, time.time())))
+    forgetting = Forgetting(settings)
+    beat = asyncio.create_task(_beat(settings, children, VersionLines(settings, time.time()), forgetting))
     ready = asyncio.create_task(announce_ready(settings))
     stopped = asyncio.create_task(stop.wait())
     try:
@@ -215,6 +216,7 @@ async def _supervise(settings: Settings, children: list[Child]) -> int:
         for task in (*watchers, beat, ready, stopped):
             task.cancel()
         await asyncio.gather(*watchers, beat, ready, stopped, return_exceptions=True)
+        await forgetting.stop()
         code = await _stop(children)
     return code
 
@@ -275,8 +277,41 @@ def restart_pause(last_s: float, *, exit_code: int, lived_s: float) -> float:
     return min(max(_FIRST_PAUSE_S, 2 * last_s), _LONGEST_PAUSE_S)
 
 
-async def _beat(settings: Settings, children: list[Child], versions: VersionLines) -> None:
-    """Write for `status` which processes run, and print what became of versions. A record that is unavailable for a while is no reason to
+class Forgetting:
+    """Runs the process that forgets (`cli.forgetting`) while something waits to be forgotten, also what an earlier start left."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._child = Child(
+            name="forgetting",
+            command=[
+                sys.executable,
+                "-m",
+                "cli.forgetting",
+                "--settings",
+                str(settings.home / "run" / "settings.json"),
+            ],
+            environment=without_secrets(child_environment(), frozenset()),
+            log=settings.logs_folder / "forgetting.log",
+        )
+        self._is_needed = True
+
+    async def look(self, record: Record, *, has_changed: bool) -> None:
+        """Start it where there is something to do. Raises: RecordError."""
+        if not has_changed and not self._is_needed:
+            return
+        self._is_needed = bool(await record.open_forget_jobs())
+        process = self._child.process
+        if self._is_needed and (process is None or process.returncode is not None):
+            await self._child.start()
+
+    async def stop(self) -> None:
+        await self._child.stop()
+
+
+async def _beat(
+    settings: Settings, children: list[Child], versions: VersionLines, forgetting: Forgetting
+) -> None:
+    """Write for `status` which processes run, print what became of versions, and let what was asked for be forgotten. A record that is unavailable for a while is no reason to
     end: recorder and proxy report it.
     """
     record: Record | None = None
@@ -293,7 +328,8 @@ async def _beat(settings: Settings, children: list[Child], versions: VersionLine
                 if has_changed:
                     for line in await versions.look(record):
                         print(line, flush=True)
-                    has_changed = False
+                await forgetting.look(record, has_changed=has_changed)
+                has_changed = False
             except RecordError as exc:
                 print(f"patina: the supervisor cannot use the record: {exc}", file=sys.stderr, flush=True)
             has_changed |= await notice.wait(LOOK_S) or not notice.is_armed or versions.waits_for_plan

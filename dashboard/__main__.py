@@ -59,7 +59,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             journal=JournalWriter(settings.journal_folder, WRITER, sync=settings.sync),
             gateway_url=arguments.gateway_url,
             first_key=key,
-            settings_file=arguments.settings,
         )
     except ConfigError as exc:
         print(f"dashboard: {exc}", file=sys.stderr)

@@ -40,7 +40,6 @@ from dashboard.sign_in import COOKIE, COOKIE_S, SignIn, form_token
 from dashboard.views import StatusCache, Viewer
 from store.catch_up import read_recorder_state
 from store.errors import RecordError, UpstreamError
-from store.forgetting import Forgetting
 from store.heartbeats import LOOK_S, HeartbeatWriter
 from store.journal import EntryKind, JournalWriter
 from store.keys import KeyFile, Keyring, NamedKey
@@ -95,7 +94,6 @@ class Dashboard:
         journal: where explicit feedback is appended.
         gateway_url: base URL of the gateway, for the chat panel.
         first_key: the owner's key, which the chat panel uses; "": none is needed.
-        settings_file: of this start, for the process that forgets.
     """
 
     def __init__(
@@ -108,7 +106,6 @@ class Dashboard:
         journal: JournalWriter,
         gateway_url: str,
         first_key: str,
-        settings_file: Path,
     ) -> None:
         self._settings = settings
         self._record = record
@@ -117,7 +114,6 @@ class Dashboard:
         self._journal = journal
         self._beats = HeartbeatWriter("dashboard")
         self._status = StatusCache()
-        self._forgetting = Forgetting(settings_file)
         self._gateway = Gateway(gateway_url, first_key)
         self._chat = ChatPanel(self._gateway, settings.policy, self._version_of_turn)
         self._pages = _templates()
@@ -173,8 +169,7 @@ class Dashboard:
             await asyncio.sleep(LOOK_S)
 
     async def _write_heartbeat(self, state: str) -> None:
-        forgetting = sum(job.state == "running" for job in self._forgetting.jobs)
-        detail = {"forgetting": forgetting, "journal": self._journal.state()}
+        detail = {"journal": self._journal.state()}
         with contextlib.suppress(RecordError):  # the pages show what is wrong; the next heartbeat comes soon
             await self._beats.write(await self._record.get(), state, detail)
 
@@ -568,12 +563,13 @@ class Dashboard:
         return self._render("forget.html", viewer, section="conversations", turn_id=turn_id, closure=closure)
 
     async def _forget(self, request: Request, viewer: Viewer) -> Response:
-        _, turn_id = await self._own_turn(request, viewer)
-        self._forgetting.start(turn_id, viewer.name)
+        record, turn_id = await self._own_turn(request, viewer)
+        await record.ask_to_forget(Selection(turn=turn_id), key_name=viewer.name)
         return RedirectResponse(f"{PREFIX}/forgotten", 303)
 
     async def _forgotten(self, request: Request, viewer: Viewer) -> Response:
-        jobs = [job for job in self._forgetting.jobs if viewer.is_owner or job.key_name == viewer.name]
+        record = await self._record.get()
+        jobs = await record.forget_jobs(None if viewer.is_owner else viewer.name)
         name = "forgotten_part.html" if "hx-request" in request.headers else "forgotten.html"
         return self._render(name, viewer, section="conversations", jobs=jobs)
 

@@ -33,7 +33,6 @@ from serving.ports import bind, listen
 from serving.protocol import BackendClient
 from store.calibration import FILE
 from store.errors import ConfigError, RecordError
-from store.forgetting import Forgetting
 from store.journal import JournalWriter
 from store.record import Record
 from store.settings import Settings, ensure_api_key, open_keyring
@@ -103,7 +102,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_local=is_local,
         worker=arguments.worker,
         dashboard_url=arguments.dashboard_url,
-        settings_file=arguments.settings,
     )
 
 
@@ -124,7 +122,6 @@ def serve(
     is_local: bool,
     worker: int = 1,
     dashboard_url: str = "",
-    settings_file: Path | None = None,
 ) -> int:
     """Serve on a bound socket and return the exit code."""
     crashed = False
@@ -152,7 +149,6 @@ def serve(
         locks=VersionLocks(settings.version_locks_folder) if settings.workers > 1 else None,
         pages=HttpBackend(dashboard_url, speaks_vllm=False) if dashboard_url else None,
         read_wish_place=(lambda: read_placement(settings.home / FILE)) if settings.wishes_in_prompt else None,
-        forgetting=Forgetting(settings_file) if settings_file is not None and worker == 1 else None,
         on_crash=crash,
     )
     config = uvicorn.Config(

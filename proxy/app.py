@@ -84,7 +84,6 @@ from serving.protocol import BackendClient
 from serving.vllm.gpu_sharing import GpuSharingBackend
 from store.catch_up import read_recorder_state, wait_recorded
 from store.errors import RecordError, RecordUnavailable, WireError
-from store.forgetting import Forgetting
 from store.hashing import digest
 from store.heartbeats import LOOK_S, SILENT_S, HeartbeatWriter
 from store.hosts import is_local_host
@@ -144,7 +143,6 @@ class Proxy:
         name: of this process, one of several gateways on one port.
         locks: on adapter versions, shared with the other gateways.
         read_wish_place: returns where the active wishes stand in a prompt (`wire.wish_text`); None: they are not added.
-        forgetting: forgets the turns of completions that clients deleted; None: another gateway does.
         on_crash: called when a background task ends with an unexpected error; the process should exit.
     """
 
@@ -168,7 +166,6 @@ class Proxy:
         locks: VersionLocks | None = None,
         pages: BackendClient | None = None,
         read_wish_place: Callable[[], str] | None = None,
-        forgetting: Forgetting | None = None,
         on_crash: Callable[[], None] = lambda: None,
     ) -> None:
         self._page_client = pages
@@ -222,7 +219,6 @@ class Proxy:
         self._batches = self._make_batches()
         self._stored = StoredCompletions(self._record, journal, self._append_feedback)
         self._jobs = FineTuningJobs(self._record, self._alias, policy, created_at=self._started)
-        self._forgetting = forgetting
         self._feedback_keys: dict[str, None] = {}  # of the newest feedback that may not be recorded yet
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -253,8 +249,6 @@ class Proxy:
         """Start the background work."""
         for work in (self._alias.run(), self._wishes.run(), self._heartbeat_loop()):
             self._spawn(work)
-        if self._forgetting is not None:
-            self._spawn(self._forgetting.run(self._record))
         if isinstance(self._backend, GpuSharingBackend):
             self._spawn(self._backend.run(lambda: self._record.record))
 
@@ -345,7 +339,7 @@ class Proxy:
             "upstream_errors": counters.upstream_errors,
             "heartbeat_errors": self._heartbeat_errors,
             "refused_fields": self._chat.refused,
-            "forgetting": None if self._forgetting is None else self._forgetting.state(),
+            "oldest_request_at": counters.oldest_request_at,
             "keys_problem": getattr(self._keys, "problem", None),
             "journal": self._journal.state(),
             "backend": self._alias.state(),

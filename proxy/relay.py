@@ -153,7 +153,9 @@ def new_turn_id() -> str:
 class RelayCounters:
     """Counters of the relays, for `status`."""
 
-    in_flight: int = 0
+    started: dict[object, float] = field(
+        default_factory=dict
+    )  #: requests in flight: when each came, oldest first
     requests: int = 0
     passed_through: int = 0
     unfinished: int = 0
@@ -172,6 +174,15 @@ class RelayCounters:
         default_factory=Counter
     )  #: requests that offered hosted tools, by the tools' type
     not_captured: Counter[str] = field(default_factory=Counter)  #: chat requests forwarded unread, by reason
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.started)
+
+    @property
+    def oldest_request_at(self) -> float | None:
+        """When the oldest request in flight came, Unix time; None: none is."""
+        return next(iter(self.started.values()), None)
 
     def count_passed(self, path: str) -> None:
         """Count a request that is forwarded and not recorded, under the first parts of its path: the others are ids."""
@@ -474,7 +485,8 @@ class ChatRelay:
         self._counters.requests += 1
         self._counters.apis["chat" if detail is None else str(detail["name"])] += 1
         self._counters.left_out.update(api.left_out if api is not None else ())
-        self._counters.in_flight += 1
+        request = object()
+        self._counters.started[request] = time.time()
         try:
             if is_completion:
                 chat = parse_completion(raw)
@@ -506,7 +518,7 @@ class ChatRelay:
             self._counters.not_captured[str(exc).partition(":")[0]] += 1
             await self._pass_through(scope, receive, send, path=path, body=raw, principal=principal)
         finally:
-            self._counters.in_flight -= 1
+            del self._counters.started[request]
             self._counters.large += len(raw) >= LARGE_BODY_BYTES
 
     async def _refuse_if_full(self, send: Send, size: int) -> bool:

@@ -96,7 +96,6 @@ def add_up(gateways: Sequence[Json]) -> Json:
         for one in gateways:
             added.update(one.get(name, {}))
         total[name] = dict(added)
-    total["forgetting"] = next((one["forgetting"] for one in gateways if one.get("forgetting")), None)
     journals = [one["journal"] for one in gateways if "journal" in one]
     total["journal"] = {
         **total["journal"],

@@ -57,8 +57,8 @@ BUSY_TIMEOUT_S = 5.0
 _CHECKPOINT_PAGES = 4000
 
 _READERS = 3
-#: How long `scrub` waits for readers of other processes.
-_SCRUB_WAIT_S = 30.0
+#: How long `scrub` waits for readers of other processes: its caller tries again.
+_SCRUB_WAIT_S = 2.0
 
 #: Device and inode.
 FileId = tuple[int, int]

@@ -6,6 +6,7 @@ could have written it: it is no proof to third parties.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -31,9 +32,13 @@ def receipt_key(home: Path, *, makes_one: bool = True) -> bytes:
     path = home / KEY_FILE
     try:
         if makes_one and not path.exists():
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "w", encoding="ascii") as file:
                 file.write(secrets.token_hex(32) + "\n")
+            with contextlib.suppress(FileExistsError):  # another process made it meanwhile
+                os.link(beside, path)
+            beside.unlink()
         return bytes.fromhex(path.read_text(encoding="ascii").strip())
     except (OSError, ValueError) as exc:
         raise ConfigError(f"the key of the receipts, {path}, cannot be used: {exc}") from exc
@@ -45,14 +50,23 @@ def sign(receipt: Json, key: bytes) -> Json:
     return {**whole, "signature": _signature(whole, key)}
 
 
+def receipt_path(home: Path, receipt_id: str) -> Path:
+    """Return where a receipt lies."""
+    return home / FOLDER / f"{receipt_id}.json"
+
+
 def write_receipt(home: Path, receipt: Json) -> Path:
-    """Write a signed receipt to the home's folder of receipts; returns its path. Raises: ConfigError."""
-    path = home / FOLDER / f"{receipt['id']}.json"
+    """Write a signed receipt to the home's folder of receipts, whole or not at all; returns its path. Raises: ConfigError."""
+    path = receipt_path(home, receipt["id"])
     try:
         path.parent.mkdir(exist_ok=True, mode=0o700)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        beside = path.with_name(f".{path.name}.part")
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump(receipt, file, indent=1, sort_keys=True)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
     except OSError as exc:
         raise ConfigError(f"the receipt {path} cannot be written: {exc.strerror or exc}") from exc
     return path

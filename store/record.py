@@ -31,6 +31,7 @@ from store.queries import (
 )
 from store.queries import closure as closures
 from store.queries import forget as forgetting
+from store.queries import forget_jobs as forgets
 from store.queries import story as stories
 from store.queries import wishes as wish_list
 from store.queries.turns import TurnWriter
@@ -38,7 +39,7 @@ from store.values import BASE_VERSION, Feedback, Heartbeat, Json, NewTurn, gatew
 from store.verify import verify
 
 #: Newest migration this code knows. A test holds it against `migrations/`.
-SCHEMA_REVISION = "0037"
+SCHEMA_REVISION = "0038"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -158,7 +159,6 @@ class Record:
     stored_completion = _read(stored.find_completion)
     set_completion_metadata = _write(stored.set_metadata)
     delete_completion = _write(stored.delete)
-    turns_to_forget = _read(stored.turns_to_forget)
     add_conversation = _write(replies.add_conversation)
     conversation = _read(replies.conversation)
     update_conversation = _write(replies.update_conversation)
@@ -283,6 +283,13 @@ class Record:
         await self._database.scrub()
 
     found_again = _read(forgetting.found_again)
+    ask_to_forget = _write(forgets.ask)
+    forget_job = _read(forgets.find)
+    forget_jobs = _read(forgets.jobs)
+    open_forget_jobs = _read(forgets.open_jobs)
+    delete_asked = _write(forgets.delete_asked)
+    change_forget_job = _write(forgets.change)
+    holds_training = _read(forgets.holds_training)
 
     async def verify(self) -> list[str]:
         """Re-hash and cross-check the record; one sentence for each thing wrong, none when all is well."""

@@ -9,7 +9,7 @@ has one writing process:
     proxy   messages, nodes, turns, next_states, feedback        trainer  adapters, steps, step_turns,
                                                                  canary_releases
     scorer  verdicts                                             alias_moves: trainer (publish) and a person (rollback)
-    person  controls, forgotten_turns (`run.py`)
+    person  controls; forgotten_turns, forget_jobs (`cli.forgetting`)
 
 A conversation is stored as a chain of nodes, each naming its parent and one message; messages are content-addressed, so a
 200-turn session costs what is new in it. Leading system messages form a chain of their own (`preamble_node`): clients change
@@ -309,6 +309,23 @@ forgotten_turns = Table(
     metadata,
     Column("turn_id", _ID, primary_key=True),  # never recorded or trained again
     Column("at", Float, nullable=False),
+)
+
+forget_jobs = Table(
+    "forget_jobs",
+    metadata,
+    Column("job_id", _ID, primary_key=True),  # of its receipt as well
+    Column(
+        "key_name", String(128), nullable=False
+    ),  # that asked on the page or by an API; "": at the command line
+    Column("asked", Text, nullable=False),  # without the words
+    Column("selection", Text, nullable=False),  # JSON; "{}" once its rows are deleted
+    Column("stage", String(16), nullable=False),  # `store.values.ForgetStage`
+    Column("detail", Text, nullable=False),  # JSON; with the words until the files are clean
+    Column("waits", Text, nullable=False),  # for what; "": for nothing
+    Column("asked_at", Float, nullable=False),
+    Column("deleted_at", Float),  # of its rows
+    Index(None, "stage"),
 )
 
 heartbeats = Table(

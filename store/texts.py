@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from store.values import Json
+
+#: White space in a text or, escaped, in JSON.
+_BETWEEN_WORDS = r"(?:\s|\\[nrt])+"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -61,3 +65,21 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 def strip_controls(text: str) -> str:
     """Return a text without what steers a terminal: escape sequences lose their beginning, and nothing reorders the line."""
     return _CONTROLS.sub("", text)
+
+
+def spellings(texts: Iterable[str]) -> list[str]:
+    """Return regular expressions for texts as they are and as JSON holds them, with any white space between words, the longest first."""
+    forms: set[str] = set()
+    for text in texts:
+        words = text.split()
+        for spell in (str, _json_ascii, _json):
+            forms.add(_BETWEEN_WORDS.join(re.escape(spell(word)) for word in words))
+    return sorted(forms - {""}, key=len, reverse=True)
+
+
+def _json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _json_ascii(text: str) -> str:
+    return json.dumps(text)[1:-1]

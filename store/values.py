@@ -732,13 +732,17 @@ class Closure:
     """Everything that goes with what a person asks to forget; see `store.queries.closure`.
 
     Attributes:
+        selection: with the whole ids of what it names.
         with_replies: ``replies`` are removed as well.
         tainted: versions by policy.
         live, clean: of the policies whose live version is tainted: that version, and the one that goes live instead.
         lines: the words, to search for.
         keys: names of the API keys whose turns are selected.
+        items: (conversation, item) of what clients put into conversations; "": the whole conversation.
+        not_searched: short lines of the selected turns that are not searched for elsewhere: many people write them.
     """
 
+    selection: Selection
     selected: tuple[str, ...]
     continuations: tuple[str, ...]
     quotes: tuple[str, ...]
@@ -750,6 +754,8 @@ class Closure:
     clean: Mapping[str, int]
     lines: tuple[str, ...]
     keys: frozenset[str]
+    items: tuple[tuple[str, str], ...] = ()
+    not_searched: int = 0
 
     @property
     def turns(self) -> tuple[str, ...]:
@@ -758,21 +764,82 @@ class Closure:
         every = (*self.selected, *self.continuations, *self.quotes, *self.replies)
         return tuple(dict.fromkeys(one for one in every if one not in kept))
 
+    def to_json(self) -> Json:
+        """Return what it holds, without the words."""
+        return {
+            "selected": list(self.selected),
+            "continuations": list(self.continuations),
+            "quotes": list(self.quotes),
+            "replies": list(self.replies),
+            "replies_removed": self.with_replies,
+            "reactions": list(self.reactions),
+            "tainted": {policy: list(versions) for policy, versions in self.tainted.items()},
+            "clean": dict(self.clean),
+            "items": [list(one) for one in self.items],
+            "not_searched": self.not_searched,
+        }
+
+
+class ForgetStage(StrEnum):
+    """How far a forget has come. Each stage may be left and taken up again at any point."""
+
+    ASKED = "asked"
+    DELETED = "deleted"  #: its rows are gone, the clean versions are live
+    UNLEARNT = "unlearnt"  #: the folders of tainted versions are gone
+    CLEANED = "cleaned"  #: no other file holds the words
+    DONE = "done"  #: the database's file was written anew, and the receipt is there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetJob:
+    """Something that a person asked to forget.
+
+    Attributes:
+        job_id: of its receipt as well.
+        key_name: of the key that asked on the page or by an API; "": it was asked for at the command line.
+        asked: what, without the words.
+        detail: what is needed to go on; once done, what `store.queries.forget_jobs.finish` leaves.
+        waits: for what; "": for nothing.
+        deleted_at: Unix time of the deletion of its rows.
+    """
+
+    job_id: str
+    key_name: str
+    asked: str
+    stage: ForgetStage
+    detail: Json
+    waits: str
+    asked_at: float
+    deleted_at: float | None
+
+    @property
+    def sentence(self) -> str:
+        """For the owner: how far it is, and for what it waits."""
+        waits = f", waits for {self.waits}" if self.waits else ""
+        return f"{self.asked}: {self.stage.value}{waits}"
+
+    @property
+    def state(self) -> str:
+        """In a word: "running", "forgotten", "incomplete"."""
+        if self.stage is not ForgetStage.DONE:
+            return "running"
+        return "forgotten" if self.detail.get("complete", True) else "incomplete"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
     """What a forget removed from the record.
 
     Attributes:
-        fingerprints: keyed digests of removed turns (by id) and of removed messages.
-        folders: of the tainted versions.
+        turns, messages: keyed digests of removed turns (by id) and of removed messages.
+        removed: addresses of the removed messages.
     """
 
     closure: Closure
     turns: Mapping[str, str]
     messages: tuple[str, ...]
+    removed: tuple[str, ...]
     nodes: int
-    folders: tuple[str, ...]
     at: float
 
 
@@ -1012,6 +1079,7 @@ class RecordStatus:
     training: str  #: "running" or "paused"
     heartbeats: tuple[Heartbeat, ...]
     paused: tuple[str, ...] = ()  #: policies that are paused one by one
+    forgetting: tuple[str, ...] = ()  #: one sentence for each forget that is not done
 
     def to_json(self) -> Json:
         return asdict(self)

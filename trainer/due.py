@@ -128,6 +128,9 @@ class DueFinder:
             self.state = "paused" if is_paused else f"done: {steps} steps"
             self.waits_for_time = False
             return None
+        if await self._record.holds_training():
+            self.state = "waiting: something is being forgotten"
+            return None
         due = await self._next(tried)
         if due is None:
             now = time.monotonic()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -24,10 +24,16 @@ from store.hashing import ROOT
 from store.queries.common import aliases
 from store.queries.lineage import trained_on
 from store.queries.wishes import answered_with, wishes
+from store.texts import spellings
 from store.values import BASE_VERSION, AdapterState, Closure, Selection
 
-#: Shorter lines are not searched for: many people write them.
-_LEAST_LINE = 24
+#: Of shorter lines only those with a number, a name with a sign, or an address are searched for.
+_LEAST_LINE, _LEAST_OF_ALL = 24, 3
+_SPECIFIC = re.compile(r"(?=\S*\d)[\w-]{4,}|\S@\S|\w_\w")
+#: Values in a conversation's items that are no text of a person.
+_NAMES_IN_ITEMS = frozenset(
+    {"message", "user", "assistant", "system", "developer", "input_text", "output_text", "completed"}
+)
 _SENTENCE_END = re.compile(r"[\n\r]+|(?<=[.!?…])\s+")
 
 
@@ -94,16 +100,21 @@ def find_closure(connection: sa.Connection, selection: Selection, *, with_replie
         RecordError: the selection names no turn, or several.
     """
     record = _Record.read(connection)
-    selected = _selected(connection, record, selection)
+    selection, selected = _selected(connection, record, selection)
     keys = {record.turns[turn_id].key_name for turn_id in selected}
+    if selection.match is not None:
+        keys |= {selection.key_name} if selection.key_name is not None else _keys_with_items(connection)
     continuations = _continuations(record, selected)
-    lines = _lines(connection, record, selected, continuations, selection)
+    lines, not_searched = _lines(connection, record, selected, continuations, selection)
+    items = _items(connection, record, selection, selected, keys, lines)
+    if not selected and not items:
+        raise RecordError(f"the record has no turn for {selection.describe()}")
     quotes = _quotes(connection, record, selected | continuations, keys, lines)
     quotes |= _continuations(record, quotes) - selected - continuations
     gone = selected | continuations | quotes
     replies: set[str] = set()
     while True:
-        reactions = _reactions(connection, gone, lines)
+        reactions = _reactions(connection, record, gone, keys, lines)
         with_wish = answered_with(connection, gone | reactions)
         tainted = trained_on(connection, gone | reactions | with_wish)
         found = {
@@ -120,6 +131,7 @@ def find_closure(connection: sa.Connection, selection: Selection, *, with_replie
         gone |= found
     live, clean = _clean_versions(connection, tainted)
     return Closure(
+        selection=selection,
         selected=_sorted(record, selected),
         continuations=_sorted(record, continuations),
         quotes=_sorted(record, quotes),
@@ -131,6 +143,8 @@ def find_closure(connection: sa.Connection, selection: Selection, *, with_replie
         clean=clean,
         lines=tuple(lines),
         keys=frozenset(keys),
+        items=items,
+        not_searched=not_searched,
     )
 
 
@@ -141,23 +155,23 @@ def _sorted(record: _Record, turn_ids: Iterable[str]) -> tuple[str, ...]:
 # ---- what is named
 
 
-def _selected(connection: sa.Connection, record: _Record, selection: Selection) -> set[str]:
+def _selected(connection: sa.Connection, record: _Record, selection: Selection) -> tuple[Selection, set[str]]:
+    """Return the selection with whole ids, and its turns."""
     turns = record.turns.values()
     if selection.turn is not None:
-        wanted = selection.turn
-        if wanted == "last":
-            found = {max(turns, key=lambda turn: turn.created_at).turn_id} if record.turns else set()
-        else:
-            found = {turn.turn_id for turn in turns if wanted in (turn.turn_id, turn.completion_id)}
-            found = found or {turn.turn_id for turn in turns if turn.turn_id.endswith(wanted)}
+        found = _named_turn(record, selection.turn)
         if len(found) > 1:
-            raise RecordError(f"{len(found)} turns end with {wanted!r}: give more of the id")
+            raise RecordError(f"{len(found)} turns end with {selection.turn!r}: give more of the id")
+        if found:
+            selection = replace(selection, turn=next(iter(found)))
     elif selection.session is not None:
         sessions = {turn.session_id for turn in turns}
         wanted = selection.session
         matching = {wanted} & sessions or {one for one in sessions if one.endswith(wanted)}
         if len(matching) > 1:
             raise RecordError(f"{len(matching)} sessions end with {wanted!r}: give more of the id")
+        if matching:
+            selection = replace(selection, session=next(iter(matching)))
         found = {turn.turn_id for turn in turns if turn.session_id in matching}
     elif selection.match is not None:
         found = _holding(connection, record, record.turns, [selection.match])
@@ -168,9 +182,17 @@ def _selected(connection: sa.Connection, record: _Record, selection: Selection) 
         found = {turn.turn_id for turn in turns if turn.key_name == selection.key_name}
     if selection.since is not None:
         found = {one for one in found if record.turns[one].created_at >= selection.since}
-    if not found:
-        raise RecordError(f"the record has no turn for {selection.describe()}")
-    return found
+    return selection, found
+
+
+def _named_turn(record: _Record, wanted: str) -> set[str]:
+    turns = record.turns.values()
+    if wanted == "last":
+        return {max(turns, key=lambda turn: turn.created_at).turn_id} if record.turns else set()
+    if wanted in record.turns:
+        return {wanted}  # whatever completion another key's backend gave the same name
+    found = {turn.turn_id for turn in turns if turn.completion_id == wanted}
+    return found or {turn.turn_id for turn in turns if turn.turn_id.endswith(wanted)}
 
 
 def _continuations(record: _Record, turn_ids: Collection[str]) -> set[str]:
@@ -202,33 +224,80 @@ def _lines(
     selected: set[str],
     continuations: set[str],
     selection: Selection,
-) -> list[str]:
-    """Return the text that was asked for, or else the longer lines and sentences of the selected turns that no earlier turn has."""
+) -> tuple[list[str], int]:
+    """Return the text that was asked for, or else the lines and sentences of the selected turns that no earlier turn has, and how many are left out.
+
+    Of short ones only those with a number or an address: many people write the others.
+    """
     if selection.match is not None:
-        return [selection.match]
-    texts: list[str] = []
-    hashes = {
-        record.nodes[node][1] for turn_id in selected for node in record.own_nodes(record.turns[turn_id])
-    }
-    for _, body in _message_bodies(connection, hashes):
-        texts += _stored_strings(body)
-    for _, stored in _replies(connection, selected):
-        texts += stored
+        return [selection.match], 0
     lines = {
         line.strip()
-        for text in texts
+        for text in _own_texts(connection, record, selected)
         for line in _SENTENCE_END.split(text)
-        if len(line.strip()) >= _LEAST_LINE
+        if len(line.strip()) >= _LEAST_OF_ALL
     }
     if not lines:
-        return []
+        return [], 0
     first = min(record.turns[turn_id].created_at for turn_id in selected)
     keys = {record.turns[turn_id].key_name for turn_id in selected}
     earlier = {
         turn.turn_id for turn in record.turns.values() if turn.created_at < first and turn.key_name in keys
     }
     known = "\n".join(_texts_of(connection, record, earlier - selected - continuations))
-    return sorted(line for line in lines if line not in known)
+    new = sorted(line for line in lines if line not in known)
+    wanted = [line for line in new if len(line) >= _LEAST_LINE or _SPECIFIC.search(line)]
+    return wanted, len(new) - len(wanted)
+
+
+def _own_texts(connection: sa.Connection, record: _Record, turn_ids: Collection[str]) -> Iterator[str]:
+    """Yield the texts that turns add to their conversation: their own messages and replies."""
+    hashes = {
+        record.nodes[node][1] for turn_id in turn_ids for node in record.own_nodes(record.turns[turn_id])
+    }
+    for _, body in _message_bodies(connection, hashes):
+        yield from _stored_strings(body)
+    for _, stored in _replies(connection, turn_ids):
+        yield from stored
+
+
+def _keys_with_items(connection: sa.Connection) -> set[str]:
+    return set(connection.execute(sa.select(schema.conversations.c.key_name).distinct()).scalars())
+
+
+def _items(
+    connection: sa.Connection,
+    record: _Record,
+    selection: Selection,
+    selected: set[str],
+    keys: Collection[str],
+    lines: Sequence[str],
+) -> tuple[tuple[str, str], ...]:
+    """Return what goes of the conversations that clients of these keys created: whole ones (""), and items that hold the words.
+
+    With a key or a session all that is theirs goes; of a conversation with a selected turn also the items whose text that turn repeats.
+    """
+    c, i = schema.conversations, schema.conversation_items
+    words = pattern_of(lines)
+    named = selection.session or ""
+    if selection.key_name is not None and selection.match is None:
+        keys = {*keys, selection.key_name}
+    sessions: dict[str, set[str]] = {}
+    for turn_id in selected if selection.match is None else ():
+        sessions.setdefault(record.turns[turn_id].session_id, set()).add(turn_id)
+    found: list[tuple[str, str]] = []
+    for row in connection.execute(sa.select(c).where(c.c.key_name.in_(sorted(keys)))).all():
+        is_all_of_key = selection.key_name == row.key_name and selection.match is None and not selection.since
+        if is_all_of_key or row.conversation_id == named or words.search(row._mapping["metadata"]):
+            found.append((row.conversation_id, ""))
+            continue
+        own = set(_own_texts(connection, record, sessions.get(row.conversation_id, ())))
+        mine = i.c.conversation_id == row.conversation_id
+        for item in connection.execute(sa.select(i).where(mine, i.c.item.is_not(None))).all():
+            texts = set(_stored_strings(item.item)) - _NAMES_IN_ITEMS
+            if words.search(item.item) or not own.isdisjoint(texts):
+                found.append((row.conversation_id, item.item_id))
+    return tuple(found)
 
 
 def _quotes(
@@ -282,8 +351,10 @@ def _reactions_holding(connection: sa.Connection, texts: list[str]) -> set[str]:
     return found
 
 
-def _reactions(connection: sa.Connection, gone: set[str], lines: list[str]) -> set[str]:
-    """Return the kept turns that a removed one reacted to, or whose feedback or verdict holds one of the lines."""
+def _reactions(
+    connection: sa.Connection, record: _Record, gone: set[str], keys: Collection[str], lines: list[str]
+) -> set[str]:
+    """Return the kept turns of these keys that a removed one reacted to, or whose feedback or verdict holds one of the lines."""
     n = schema.next_states.c
     found = {
         row.turn_id
@@ -291,16 +362,15 @@ def _reactions(connection: sa.Connection, gone: set[str], lines: list[str]) -> s
         if row.by_turn_id in gone
     }
     if lines:
-        found |= _reactions_holding(connection, lines)
+        holding = _reactions_holding(connection, lines)
+        found |= {one for one in holding if one in record.turns and record.turns[one].key_name in keys}
     return found - gone
 
 
-def pattern_of(texts: Sequence[str]) -> re.Pattern[str]:
-    """Match any of the texts, as they are and as JSON holds them; nothing where there is none."""
-    if not texts:
-        return re.compile(r"(?!)")
-    forms = {form for text in texts for form in (text, json.dumps(text, ensure_ascii=False)[1:-1])}
-    return re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True))), re.IGNORECASE)
+def pattern_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Match any of the texts; nothing where there is none."""
+    forms = spellings(texts)
+    return re.compile("|".join(forms) if forms else r"(?!)", re.IGNORECASE)
 
 
 def _message_bodies(connection: sa.Connection, hashes: Collection[str] | None) -> Iterator[tuple[str, str]]:

@@ -20,7 +20,7 @@ from store.hashing import ROOT, exact_json
 from store.lifecycle import DropReason, Event, Stage
 from store.queries import canary
 from store.queries.alias import move_alias
-from store.queries.closure import find_closure, pattern_of
+from store.queries.closure import find_closure
 from store.queries.common import lock_aliases, moment, move, prompt_ids, read_list
 from store.queries.wishes import answered_with, settle_wishes, wishes_stated_in
 from store.values import AdapterState, Closure, Forgotten, Selection, StepRole
@@ -62,9 +62,15 @@ def forget(
         RecordError: the selection names no turn.
     """
     now = moment(now)
+    return delete(
+        connection, find_closure(connection, selection, with_replies=with_replies), key=key, now=now
+    )
+
+
+def delete(connection: sa.Connection, closure: Closure, *, key: bytes, now: float) -> Forgotten:
+    """Delete what a closure holds."""
     if connection.dialect.name == "sqlite":
         connection.execute(sa.text("PRAGMA secure_delete=ON"))
-    closure = find_closure(connection, selection, with_replies=with_replies)
     gone = closure.turns
     batches = _batches(connection, closure)
     fingerprints = _turn_fingerprints(connection, gone, key)
@@ -79,15 +85,15 @@ def forget(
     settle_wishes(connection, wishes, now)
     nodes = _delete_unneeded(connection)
     after = set(connection.execute(sa.select(schema.messages.c.hash)).scalars())
-    _delete_conversations(connection, selection, closure)
-    folders = _retire_versions(connection, closure, now)
+    _delete_items(connection, closure.items)
+    _retire_versions(connection, closure, now)
     _untrain(connection, batches - {*stating, *with_wish}, now)
     return Forgotten(
         closure=closure,
         turns=fingerprints,
         messages=tuple(sorted(fingerprint(key, name) for name in before - after)),
+        removed=tuple(sorted(before - after)),
         nodes=nodes,
-        folders=folders,
         at=now,
     )
 
@@ -171,10 +177,13 @@ def _delete_turns(connection: sa.Connection, gone: Sequence[str], now: float) ->
     for ids in _chunks(gone):
         for table in (*_ABOUT_TURNS, schema.step_turns, schema.turns):
             connection.execute(sa.delete(table).where(table.c.turn_id.in_(ids)))
-        connection.execute(
-            insert_ignore(connection.dialect.name, schema.forgotten_turns),
-            [{"turn_id": turn_id, "at": now} for turn_id in ids],
-        )
+        add_forgotten(connection, ids, now)
+
+
+def add_forgotten(connection: sa.Connection, turn_ids: Sequence[str], now: float) -> None:
+    """Keep the ids of turns that are never recorded or trained again."""
+    rows = [{"turn_id": turn_id, "at": now} for turn_id in turn_ids]
+    connection.execute(insert_ignore(connection.dialect.name, schema.forgotten_turns), rows)
 
 
 def _delete_unneeded(connection: sa.Connection) -> int:
@@ -206,35 +215,22 @@ def _delete_unneeded(connection: sa.Connection) -> int:
     return len(unneeded)
 
 
-def _delete_conversations(connection: sa.Connection, selection: Selection, closure: Closure) -> None:
-    """Delete what holds the words of conversations that clients of these keys created; with a key or a session, all that is theirs."""
+def _delete_items(connection: sa.Connection, items: Sequence[tuple[str, str]]) -> None:
+    """Delete items of conversations that clients created, and whole conversations."""
     c, i = schema.conversations, schema.conversation_items
-    words = pattern_of(closure.lines)
-    mine = c.c.key_name.in_(sorted(closure.keys))
-    for row in connection.execute(sa.select(c).where(mine)).all():
-        is_all_of_key = selection.key_name == row.key_name and selection.match is None
-        is_named = is_all_of_key or row.conversation_id == selection.session
-        if is_named or words.search(row._mapping["metadata"]):
-            connection.execute(sa.delete(i).where(i.c.conversation_id == row.conversation_id))
-            connection.execute(sa.delete(c).where(c.c.conversation_id == row.conversation_id))
-    items = (
-        sa.select(i).join(c, c.c.conversation_id == i.c.conversation_id).where(mine, i.c.item.is_not(None))
-    )
-    for row in connection.execute(items).all():
-        if words.search(row.item):
-            connection.execute(
-                sa.delete(i).where(i.c.conversation_id == row.conversation_id, i.c.item_id == row.item_id)
-            )
+    for conversation_id, item_id in items:
+        mine = i.c.conversation_id == conversation_id
+        connection.execute(sa.delete(i).where(mine if not item_id else mine & (i.c.item_id == item_id)))
+        if not item_id:
+            connection.execute(sa.delete(c).where(c.c.conversation_id == conversation_id))
 
 
-def _retire_versions(connection: sa.Connection, closure: Closure, now: float) -> tuple[str, ...]:
-    """Make the clean versions live, and empty the rows of the tainted ones; returns the tainted versions' folders."""
+def _retire_versions(connection: sa.Connection, closure: Closure, now: float) -> None:
+    """Make the clean versions live, and empty the rows of the tainted ones."""
     a, s = schema.adapters.c, schema.steps.c
     lock_aliases(connection)
-    folders: list[str] = []
     for policy, versions in closure.tainted.items():
         is_one = sa.and_(a.policy == policy, a.version.in_(versions))
-        folders += connection.execute(sa.select(a.path).where(is_one).order_by(a.version)).scalars()
         connection.execute(
             sa.update(schema.adapters)
             .where(is_one)
@@ -250,7 +246,6 @@ def _retire_versions(connection: sa.Connection, closure: Closure, now: float) ->
         if policy in closure.clean:
             canary.supersede(connection, policy, now, "an earlier version is live after a forget")
             move_alias(connection, policy, closure.clean[policy], at=now, actor="forget")
-    return tuple(folders)
 
 
 def _batches(connection: sa.Connection, closure: Closure) -> set[str]:

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from store import schema
 from store.database import present, upsert
+from store.queries.forget_jobs import guards
 from store.queries.proxy import add_feedback
 from store.queries.replies import write_api_requests
 from store.queries.turns import TurnWriter, Written
@@ -31,15 +32,33 @@ def record_batch(
         (what the writer shall keep, feedback about turns that the record does not have: it was not stored).
     """
     written = writer.write(connection, turns, done) if turns else []
-    write_api_requests(connection, turns)
+    recorded_now = {turn.turn_id for turn, _ in written}
+    write_api_requests(connection, [turn for turn in turns if turn.turn_id in recorded_now])
     known = present(connection, schema.turns.c.turn_id, [one.turn_id for one in feedback])
     unmatched = [one for one in feedback if one.turn_id not in known]
-    for one in feedback:
-        if one.turn_id in known:
+    wanted = [one for one in feedback if one.turn_id in known]
+    refused = _refused(connection, wanted) if wanted else set()
+    for one in wanted:
+        if one.feedback_id not in refused:
             add_feedback(connection, one)
     for segment, recorded in offsets.items():
         upsert(connection, schema.journal_offsets, {"segment": segment, "recorded": recorded}, ["segment"])
     return written, unmatched
+
+
+def _refused(connection: sa.Connection, feedback: Sequence[Feedback]) -> set[str]:
+    """Return the ids of the feedback that holds words of a forget which it is older than."""
+    found = guards(connection)
+    if not found:
+        return set()
+    t = schema.turns.c
+    query = sa.select(t.turn_id, t.key_name).where(t.turn_id.in_([one.turn_id for one in feedback]))
+    keys = {row.turn_id: row.key_name for row in connection.execute(query)}
+    return {
+        one.feedback_id
+        for one in feedback
+        if any(guard.refuses_feedback(one, keys[one.turn_id]) for guard in found)
+    }
 
 
 def journal_offsets(connection: sa.Connection) -> dict[str, int]:

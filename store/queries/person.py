@@ -28,6 +28,7 @@ from store.queries.common import (
     set_control,
     step_of,
 )
+from store.queries.forget_jobs import open_jobs
 from store.queries.lineage import trained_on
 from store.values import (
     BASE_VERSION,
@@ -98,6 +99,7 @@ def status(
         training=control(connection, "training") or "running",
         paused=tuple(name for name in paused_policies(connection) if policy in (None, name)),
         heartbeats=heartbeats(connection) if key_name is None else (),
+        forgetting=tuple(job.sentence for job in open_jobs(connection)) if key_name is None else (),
     )
 
 

@@ -92,6 +92,8 @@ def add_verdict(
     Args:
         most_per_hour: verdicts of one key within an hour that may train; a turn beyond them is dropped. 0: no limit.
     """
+    if _is_forgotten(connection, verdict.turn_id):
+        return  # it was read before the reaction to it was forgotten, and may quote it
     if drop is None and _lacks_tokens(connection, verdict.turn_id):
         drop = DropReason.NO_TOKENS
     has_signal = bool(verdict.value or verdict.hint)
@@ -139,6 +141,12 @@ def add_verdict(
             only=(Stage.ANSWERED,),
             drop_reason=drop.value,
         )
+
+
+def _is_forgotten(connection: sa.Connection, turn_id: str) -> bool:
+    lv = schema.turn_states.c
+    query = sa.select(lv.drop_reason).where(lv.turn_id == turn_id)
+    return connection.execute(query).scalar_one_or_none() == DropReason.FORGOTTEN.value
 
 
 def _trained_in(connection: sa.Connection, turn_id: str) -> int | None:

@@ -15,9 +15,10 @@ from store import schema
 from store.database import upsert
 from store.hashing import exact_json
 from store.queries.common import moment
+from store.queries.forget_jobs import ask
 from store.queries.proxy import find_turn
 from store.queries.replies import recorded_turn
-from store.values import Json, RecordedTurn, StoredCompletion, StoredQuery, adapter_name
+from store.values import Json, RecordedTurn, Selection, StoredCompletion, StoredQuery, adapter_name
 
 #: Rows that are read at once while those that match are looked for.
 _BATCH = 200
@@ -70,21 +71,11 @@ def set_metadata(connection: sa.Connection, turn_id: str, metadata: Json) -> Non
 
 
 def delete(connection: sa.Connection, turn_id: str, now: float | None = None) -> None:
-    """Hide a completion from its client; `turns_to_forget` has its turn from now on."""
-    at = moment(now)
+    """Hide a completion from its client, and ask for its turn to be forgotten."""
+    at, t = moment(now), schema.turns.c
     upsert(connection, schema.stored_completions, {"turn_id": turn_id, "deleted_at": at}, ["turn_id"])
-
-
-def turns_to_forget(connection: sa.Connection) -> list[tuple[str, str]]:
-    """Return (turn, key name) of deleted completions that are still recorded, in the order of deletion."""
-    s, t = schema.stored_completions.c, schema.turns.c
-    query = (
-        sa.select(t.turn_id, t.key_name)
-        .join(schema.stored_completions, s.turn_id == t.turn_id)
-        .where(s.deleted_at.is_not(None))
-        .order_by(s.deleted_at)
-    )
-    return [(row.turn_id, row.key_name) for row in connection.execute(query)]
+    key_name = connection.execute(sa.select(t.key_name).where(t.turn_id == turn_id)).scalar_one()
+    ask(connection, Selection(turn=turn_id), key_name=key_name, now=at)
 
 
 def _select(key_name: str) -> sa.Select[Any]:

@@ -33,6 +33,7 @@ from store.queries.common import (
     step_of,
 )
 from store.queries.forget import forgotten_among
+from store.queries.forget_jobs import reactions_forgotten_since
 from store.values import (
     BASE_VERSION,
     LOOP_SOURCE,
@@ -317,7 +318,9 @@ def _refuse_forgotten(connection: sa.Connection, adapter: AdapterVersion, step: 
     used = {turn_id for one in step.inputs.turns.values() for turn_id, _ in one} if step.inputs else set()
     parent = find_adapter(connection, adapter.policy, adapter.parent_version)
     is_tainted = parent is not None and parent.state is AdapterState.FORGOTTEN
-    if is_tainted or forgotten_among(connection, used):
+    # The reactions to a turn may be forgotten while the turn itself stays.
+    untaught = used & reactions_forgotten_since(connection, step.started_at)
+    if is_tainted or untaught or forgotten_among(connection, used):
         raise MadeOfForgotten(f"version {adapter.version} was computed from what was forgotten meanwhile")
 
 

@@ -7,9 +7,10 @@ The record decides, not the recorder's memory: a parent that was removed meanwhi
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import Any
@@ -22,6 +23,8 @@ from store.database import PreparedStatement, insert_ignore, present
 from store.hashing import ROOT, chain, digest, text_key, wire_json
 from store.lifecycle import RESCORED, DropReason, Event, Stage, advance, sources
 from store.queries.common import full_ids, move, unindexed
+from store.queries.forget import add_forgotten
+from store.queries.forget_jobs import guards
 from store.values import Json, KindCorrection, LinkCorrection, NewTurn, NextState, TurnKind
 
 _PREAMBLE_ROLES = frozenset({"system", "developer"})
@@ -102,6 +105,16 @@ class TurnWriter:
             self._size -= oldest.size
 
 
+def _forgotten_at(connection: sa.Connection, turn_ids: Collection[str]) -> dict[str, float]:
+    """Return when those of these turns were forgotten that were."""
+    f = schema.forgotten_turns.c
+    known = present(connection, f.turn_id, list(turn_ids))
+    if not known:
+        return {}
+    rows = connection.execute(sa.select(f.turn_id, f.at).where(f.turn_id.in_(known)))
+    return {row.turn_id: row.at for row in rows}
+
+
 class _Batch:
     """The rows of one transaction, gathered table by table."""
 
@@ -114,10 +127,8 @@ class _Batch:
         asked = {t.turn_id for t in turns} | {t.parent_turn_id for t in turns if t.parent_turn_id}
         asked |= {state.turn_id for turn in turns for state in _next_states(turn)}
         self._there = present(connection, schema.turns.c.turn_id, list(asked))
-        # An entry of the journal may be read again after its turn was forgotten.
-        self._forgotten = present(
-            connection, schema.forgotten_turns.c.turn_id, [turn.turn_id for turn in turns]
-        )
+        self._guards = guards(connection)
+        self._forgotten = _forgotten_at(connection, asked)
         self.kept: list[tuple[NewTurn, _Stored]] = []
         self._messages: dict[str, str] = {}
         self._nodes: list[Json] = []
@@ -130,7 +141,11 @@ class _Batch:
 
     def add(self, turn: NewTurn) -> None:
         if turn.turn_id in self._there or turn.turn_id in self._forgotten:
-            return  # written before: a retry, or replayed from the journal
+            return  # written before: a retry, or replayed from the journal, maybe after it was forgotten
+        if self._holds_forgotten(turn):
+            self._forgotten[turn.turn_id] = time.time()
+            add_forgotten(self._connection, [turn.turn_id], time.time())
+            return
         self._there.add(turn.turn_id)
         parent = turn.parent_turn_id if turn.parent_turn_id in self._there else None
         before = (self._new.get(parent) or self._stored.get(parent)) if parent is not None else None
@@ -178,6 +193,15 @@ class _Batch:
         for state in _next_states(turn):
             if state.turn_id in self._there:
                 self._answer(state)
+
+    def _holds_forgotten(self, turn: NewTurn) -> bool:
+        """Whether a turn that began before a forget continues what was forgotten, or holds its words."""
+        if turn.created_at < self._forgotten.get(turn.parent_turn_id or "", 0.0):
+            return True
+        if not self._guards:
+            return False
+        addresses = [digest(wire_json(body)) for body in turn.messages]
+        return any(guard.refuses(turn, addresses) for guard in self._guards)
 
     def _message(self, body: Json) -> str:
         text = wire_json(body)

@@ -318,7 +318,7 @@ def test_pause_and_resume_are_kept_in_the_record(home: Path, capsys: pytest.Capt
 
 def give_it_files(home: Path) -> Path:
     """Write the files of version 1, with a manifest for the test model; returns their folder."""
-    folder = home / "adapters" / "one"
+    folder = home / "adapters" / f"{POLICY}@1"
     folder.mkdir(parents=True)
     files = {ADAPTER_CONFIG: b"{}", ADAPTER_WEIGHTS: bytes(64)}
     manifest = build_manifest(files, name=f"{POLICY}@1", model=digest_served_model(str(PATINA_TINY)))
@@ -338,7 +338,8 @@ def test_verify_names_a_version_that_is_not_what_was_published(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["verify", "--home", str(home)]) == 1
-    assert "patina-tiny@1: there is no adapter folder /adapters/1" in capsys.readouterr().out
+    missing = home / "adapters" / "patina-tiny@1"
+    assert f"patina-tiny@1: there is no adapter folder {missing}" in capsys.readouterr().out
     folder = give_it_files(home)
     assert main(["verify", "--home", str(home)]) == 0
     assert "without a manifest" not in capsys.readouterr().out

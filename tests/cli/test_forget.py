@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -18,7 +15,7 @@ from migrations import upgrade
 from store.journal import EntryKind, JournalWriter
 from store.record import Record
 from store.settings import read_settings
-from store.values import AdapterState, Heartbeat, Selection, StepRole
+from store.values import AdapterState, Selection, StepRole
 from tests.making import make_turn
 from tests.store.queries.test_forget import SENTINEL, fill, said, train
 
@@ -209,52 +206,6 @@ def test_the_live_version_of_another_policy_stays_in_its_folder(home: Path) -> N
         assert await record.live_version("patina-tiny.ann") == 1
 
     in_record(home, check)
-
-
-def test_a_forget_that_dies_after_its_transaction_leaves_training_as_it_was(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Row 1 of the second attack: training stayed paused for ever. Now nothing is paused."""
-
-    class Killed(BaseException):
-        pass
-
-    async def die(*_: object) -> None:
-        raise Killed
-
-    monkeypatch.setattr("cli.forget._clean_up", die)
-    with pytest.raises(Killed):
-        run(home, "forget", "three")
-
-    async def check(record: Record) -> None:
-        assert not await record.is_paused()
-        assert await record.known_turns(["three"]) == set()
-
-    in_record(home, check)
-
-
-def test_words_that_only_a_step_under_way_holds_are_waited_for(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The step began before the forget: its version, which the trainer removes, is not there any more when the receipt is written."""
-    folder = home / "adapters" / "patina-tiny@1.abc"
-    beats = []
-
-    async def beat_of(_: Record, process: str) -> Heartbeat:
-        beats.append(process)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "metrics.json").write_bytes(WORDS)
-        if len(beats) == 3:
-            shutil.rmtree(folder)
-        started = 1.0 if len(beats) < 3 else time.time()
-        return Heartbeat(
-            process=process, pid=os.getpid(), state="training", detail={"step_started_at": started}, at=time.time()
-        )  # fmt: skip
-
-    monkeypatch.setattr(Record, "beat_of", beat_of)
-    assert run(home, "forget", "three") == 0
-    assert beats == ["trainer"] * 3
-    assert holding(home) == []
 
 
 def test_verify_names_what_should_be_there_and_what_should_be_gone(

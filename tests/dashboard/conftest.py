@@ -107,7 +107,6 @@ def dashboard(record_url: str, tmp_path: Path, keys: KeyFile) -> Dashboard:
         journal=JournalWriter(tmp_path / "journal", "dashboard"),
         gateway_url="http://127.0.0.1:9",
         first_key=OWNER_KEY,
-        settings_file=tmp_path / "settings.json",
     )
 
 

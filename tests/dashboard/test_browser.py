@@ -68,7 +68,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         journal=JournalWriter(home / "journal", "dashboard"),
         gateway_url="http://127.0.0.1:9",
         first_key=OWNER_KEY,
-        settings_file=home / "settings.json",
     )
     dashboard._gateway = dashboard._chat._gateway = HostileGateway(TEXT)  # type: ignore[assignment]  # same methods
     asyncio.run(dashboard._chat.send(TEXT, "", "0"))

@@ -13,11 +13,10 @@ import pytest_asyncio
 
 from dashboard.app import Dashboard, create_app
 from store.errors import ConfigError
-from store.forgetting import ForgetJob
 from store.keys import KeyFile
 from store.lifecycle import DropReason
 from store.record import Record
-from store.values import Feedback, Heartbeat
+from store.values import Feedback, ForgetStage, Heartbeat, Selection
 from tests.dashboard.conftest import POLICY, fill, sign_in
 from tests.making import make_answer, make_turn, make_verdict
 
@@ -149,7 +148,8 @@ async def test_hostile_text_is_inert_on_every_page(record: Record, closing: Dash
     transport = httpx.ASGITransport(create_app(dashboard))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as page:
         await sign_in(page)
-        dashboard._forgetting.jobs.append(ForgetJob("t1", "owner", time.time(), error=text))
+        job_id = await record.ask_to_forget(Selection(turn=text), key_name="owner")
+        await record.change_forget_job(job_id, stage=ForgetStage.ASKED, waits=text)
         for path, shows_it in PAGES.items():
             shown = await page.get(path)
             assert shown.status_code == 200, path

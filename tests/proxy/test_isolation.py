@@ -252,7 +252,6 @@ async def page_answers(home: Home, ids: dict[str, dict[str, str]]) -> dict[str, 
     dashboard = Dashboard(
         settings=settings, record=RecordHandle(lambda: Record.open(home.gateway.record_url)), keys=ring, sign_in=sign_in,
         journal=JournalWriter(home.folder / "journal", "dashboard"), gateway_url=home.gateway.url, first_key=KEY,
-        settings_file=home.folder / "settings.json",
     )  # fmt: skip
     assert settings.policy == "tiny"
     dashboard._status.wait_s = 60.0  # a busy machine counts slowly

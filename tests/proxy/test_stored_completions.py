@@ -114,7 +114,8 @@ def test_a_deleted_completion_is_gone_for_its_client_and_waits_to_be_forgotten(
     (turn_id,) = {
         row["turn_id"] for row in gateway.rows() if row["completion"] == "2" and "." not in row["turn_id"]
     }
-    assert gateway.in_record(lambda record: record.turns_to_forget()) == [(turn_id, "default")]
+    (job,) = gateway.in_record(lambda record: record.open_forget_jobs())
+    assert (job.asked, job.key_name) == (f"turn {turn_id}", "default")
 
 
 def test_another_key_sees_nothing_of_mine(upstream: Upstream, record_file: Path) -> None:

@@ -224,7 +224,6 @@ async def test_versions_trained_on_it_and_their_descendants_are_taken_back(recor
     done = await record.forget(Selection(turn="three"), key=KEY)
     assert done.closure.tainted == {POLICY: (2, 3)}
     assert "reply" in done.turns
-    assert done.folders == ("/adapters/2", "/adapters/3")
     assert (await record.aliases())[POLICY].version == 1
     states = [adapter.state for adapter in await record.adapters(POLICY)]
     assert states == [AdapterState.PUBLISHED, AdapterState.FORGOTTEN, AdapterState.FORGOTTEN]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.forget import main
+from cli.arguments import build_parser
+from cli.commands import COMMANDS
 from migrations import upgrade
 from serving.tinker.version import TinkerVersion, read_version
 from store.record import Record
@@ -56,6 +57,11 @@ def publish_one(settings: Settings) -> TinkerVersion:
     return read_version(written.path)
 
 
+def forget(settings: Settings) -> int:
+    command = COMMANDS["forget"]
+    return command(settings, build_parser().parse_args(["forget", "three", "--json"]))
+
+
 def test_the_checkpoints_of_a_tainted_version_are_deleted_on_the_server(
     server: TinkerServer, settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -63,7 +69,7 @@ def test_the_checkpoints_of_a_tainted_version_are_deleted_on_the_server(
     checkpoints = Checkpoints(server._state)
     for path in (version.sampler_path, version.state_path):
         checkpoints.info(path)
-    assert main(["--settings", str(settings.home / "settings.json"), "--turn", "three"]) == 0
+    assert forget(settings) == 0
     receipt = json.loads(capsys.readouterr().out)
     assert receipt["complete"]
     assert receipt["tainted"] == {"patina-tiny": [1]}
@@ -78,8 +84,7 @@ def test_the_receipt_names_checkpoints_that_stay_because_the_server_is_away(
 ) -> None:
     version = publish_one(settings)
     away = settings.model_copy(update={"tinker_base_url": "http://127.0.0.1:9"})
-    away.dump(settings.home / "settings.json")
-    assert main(["--settings", str(settings.home / "settings.json"), "--turn", "three"]) == 1
+    assert forget(away) == 1
     receipt = json.loads(capsys.readouterr().out)
     stays = [one for one in receipt["remaining"] if "stays on the server" in one]
     assert [one.split()[0] for one in stays] == [version.sampler_path, version.state_path]
