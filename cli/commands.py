@@ -94,7 +94,7 @@ def _status(settings: Settings, arguments: argparse.Namespace) -> int:
     store = live["store"] if live is not None else None
     if arguments.json:
         found = {**status.to_json(), "sentence": sentence(status)} if status is not None else {}
-        found |= {"releases": [{"policy": one.policy, **releases.to_json(one)} for one in tried]}
+        found |= {"releases": [releases.to_json(one) for one in tried]}
         found |= {"unused_complaints": [unused_json(complaint) for complaint in unused]}
         found |= {"refused_versions": {adapter.name: adapter.reason for adapter in refused}}
         found |= {"client_warnings": [warning.to_json() for warning in client_warnings.warnings_of(traffic)]}

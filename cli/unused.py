@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from store.drop_reasons import SENTENCES, sentence_of
 from store.lifecycle import DropReason
@@ -33,15 +34,7 @@ def lines_of(complaints: Sequence[UnusedComplaint], days: int = DAYS) -> list[st
 
 
 def to_json(complaint: UnusedComplaint) -> Json:
-    return {
-        "turn_id": complaint.turn_id,
-        "text": complaint.text,
-        "hint": complaint.hint,
-        "drop_reason": complaint.drop_reason.value,
-        "detail": complaint.detail,
-        "sentence": _reason(complaint),
-        "dropped_at": complaint.dropped_at,
-    }
+    return {**asdict(complaint), "sentence": _reason(complaint)}
 
 
 def _reason(complaint: UnusedComplaint) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 from store.texts import counted
 from store.values import CanaryRelease, Json, ReleaseStage, adapter_name
@@ -52,17 +53,7 @@ def number_lines(release: CanaryRelease) -> Iterator[str]:
 
 def to_json(release: CanaryRelease) -> Json:
     """Return a release for `--json`."""
-    return {
-        "version": release.version,
-        "baseline_version": release.baseline_version,
-        "share": release.share,
-        "stage": release.stage.value,
-        "started_at": release.started_at,
-        "stage_since": release.stage_since,
-        "reason": release.reason,
-        "sentence": sentence(release),
-        "numbers": release.numbers,
-    }
+    return {**asdict(release), "sentence": sentence(release)}
 
 
 def _complaints(release: CanaryRelease) -> str:

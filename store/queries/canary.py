@@ -13,7 +13,7 @@ from store.canary_arms import is_in_canary
 from store.database import upsert
 from store.hashing import exact_json
 from store.queries.alias import move_alias
-from store.queries.common import aliases, chain_messages, lock_aliases, moment, read_object
+from store.queries.common import aliases, chain_messages, lock_aliases, moment, read_object, value_of
 from store.texts import first_user_text
 from store.values import (
     BASE_VERSION,
@@ -203,14 +203,4 @@ def active_keys(connection: sa.Connection, policy: str, since: float) -> int:
 
 
 def _release(row: Row[Any]) -> CanaryRelease:
-    return CanaryRelease(
-        policy=row.policy,
-        version=row.version,
-        baseline_version=row.baseline_version,
-        share=row.share,
-        stage=ReleaseStage(row.stage),
-        started_at=row.started_at,
-        stage_since=row.stage_since,
-        reason=row.reason,
-        numbers=read_object(row.numbers),
-    )
+    return value_of(CanaryRelease, row, stage=ReleaseStage(row.stage), numbers=read_object(row.numbers))

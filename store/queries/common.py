@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Any, TypeVar, cast
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Row
@@ -28,6 +29,8 @@ from store.values import (
     WishReading,
     WishScope,
 )
+
+V = TypeVar("V")
 
 
 def moment(now: float | None) -> float:
@@ -306,6 +309,13 @@ def adapter(connection: sa.Connection, policy: str, version: int) -> AdapterVers
 # ---- rows to values
 
 
+def value_of(kind: type[V], row: Any, /, **read: Any) -> V:
+    """Return a value of a row: a field is the column of its name where it is not given, and has its default where there is no such column."""
+    columns = row._mapping
+    names = (one.name for one in fields(cast(Any, kind)) if one.name not in read and one.name in columns)
+    return kind(**{name: columns[name] for name in names}, **read)
+
+
 def completion_of(row: Row[Any]) -> Completion:
     return Completion(
         text=row.completion,
@@ -318,35 +328,12 @@ def completion_of(row: Row[Any]) -> Completion:
 
 
 def adapter_of(row: Row[Any]) -> AdapterVersion:
-    return AdapterVersion(
-        policy=row.policy,
-        version=row.version,
-        path=row.path,
-        content_hash=row.content_hash,
-        manifest_hash=row.manifest_hash,
-        parent_version=row.parent_version,
-        state=AdapterState(row.state),
-        reason=row.reason,
-        method=row.method,
-        metrics=read_object(row.metrics),
-        created_at=row.created_at,
-    )
+    return value_of(AdapterVersion, row, state=AdapterState(row.state), metrics=read_object(row.metrics))
 
 
 def heartbeat_of(row: Row[Any]) -> Heartbeat:
-    return Heartbeat(
-        process=row.process, pid=row.pid, state=row.state, detail=read_object(row.detail), at=row.at
-    )
+    return value_of(Heartbeat, row, detail=read_object(row.detail))
 
 
 def step_of(row: Row[Any]) -> StepReport:
-    return StepReport(
-        step_id=row.step_id,
-        policy=row.policy,
-        method=row.method,
-        started_at=row.started_at,
-        finished_at=row.finished_at,
-        version=row.version,
-        error=row.error,
-        metrics=read_object(row.metrics),
-    )
+    return value_of(StepReport, row, metrics=read_object(row.metrics), inputs=None)

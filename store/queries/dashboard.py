@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from store import schema
 from store.lifecycle import DropReason, Stage
-from store.queries.common import own_turns, read_list, read_message, read_object, step_of
+from store.queries.common import own_turns, read_list, read_message, read_object, step_of, value_of
 from store.values import ConversationRow, DroppedTurn, Json, JudgedTurn, StepReport, StepRole, TurnKind
 
 #: Newest turns of a key among which its dropped ones are looked for, and samples of one step.
@@ -202,13 +202,10 @@ def dropped_turns(
     rows = connection.execute(query).all()
     messages = _last_messages(connection, (row.history_node for row in rows))
     return [
-        DroppedTurn(
-            turn_id=row.turn_id,
-            client=row.client,
-            created_at=row.created_at,
+        value_of(
+            DroppedTurn,
+            row,
             last_message=messages.get(row.history_node),
-            completion=row.completion,
-            drop_reason=row.drop_reason,
             detail=row.detail or "",
             dropped_at=row.stage_since,
         )

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Row
 from store import schema
 from store.database import insert_ignore
 from store.hashing import exact_json
-from store.queries.common import bodies, chain_messages, moment, unindexed
+from store.queries.common import bodies, chain_messages, moment, unindexed, value_of
 from store.values import AddedItem, Conversation, Json, NewTurn, RecordedTurn, ReplyOutcome, outcome_of
 
 _COLUMNS = (
@@ -88,17 +88,13 @@ def _select() -> sa.Select[Any]:
 def _recorded(
     connection: sa.Connection, row: Row[Any], detail: Json | None, *, is_whole: bool = True
 ) -> RecordedTurn:
-    return RecordedTurn(
-        turn_id=row.turn_id,
-        created_at=row.created_at,
-        finished_at=row.finished_at,
-        status_code=row.status_code,
+    return value_of(
+        RecordedTurn,
+        row,
         messages=tuple(chain_messages(connection, row.preamble_node, row.history_node)) if is_whole else (),
         request=bodies(connection, [row.request])[0] if is_whole else {},
         text=row.completion,
-        reasoning=row.reasoning,
         tool_calls=tuple(json.loads(row.tool_calls)),
-        finish_reason=row.finish_reason,
         usage=None if row.usage is None else json.loads(row.usage),
         api=None if row.is_hidden else detail,
     )

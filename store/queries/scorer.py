@@ -11,7 +11,7 @@ from sqlalchemy.engine import Row
 
 from store import schema
 from store.lifecycle import DropReason, Event, Stage
-from store.queries.common import bodies, chain_messages, completion_of, encode_verdict_detail, move
+from store.queries.common import bodies, chain_messages, completion_of, encode_verdict_detail, move, value_of
 from store.queries.wishes import take_wish
 from store.values import AnsweredTurn, Feedback, NextState, Relation, Verdict
 
@@ -51,14 +51,11 @@ def _answered(connection: sa.Connection, row: Row[Any]) -> AnsweredTurn:
         sa.select(schema.next_states).where(n.turn_id == row.turn_id).order_by(n.created_at, n.by_turn_id)
     ):
         states.append(
-            NextState(
-                turn_id=state.turn_id,
-                by_turn_id=state.by_turn_id,
-                role=state.role,
-                text=state.text,
+            value_of(
+                NextState,
+                state,
                 messages=tuple(bodies(connection, json.loads(state.messages))),
                 relation=Relation(state.relation),
-                created_at=state.created_at,
             )
         )
     given = [
@@ -67,17 +64,14 @@ def _answered(connection: sa.Connection, row: Row[Any]) -> AnsweredTurn:
             sa.select(schema.feedback).where(f.turn_id == row.turn_id).order_by(f.created_at)
         )
     ]
-    return AnsweredTurn(
-        turn_id=row.turn_id,
-        session_id=row.session_id,
-        policy=row.policy,
-        key_name=row.key_name,
+    return value_of(
+        AnsweredTurn,
+        row,
         messages=tuple(chain_messages(connection, row.preamble_node, row.history_node)),
         request=bodies(connection, [row.request])[0],
         completion=completion_of(row),
         next_states=tuple(states),
         feedback=tuple(given),
-        created_at=row.created_at,
     )
 
 

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from store import schema
 from store.hashing import ROOT
 from store.lifecycle import DropReason
-from store.queries.common import chain_messages, read_json, read_message, read_object
+from store.queries.common import chain_messages, read_json, read_message, read_object, value_of
 from store.values import Completion, Json, Relation, Remembered, TurnKind
 
 #: Of a long history only its end is read back: what was asked last, and how it was answered before.
@@ -171,23 +171,12 @@ def _chunks(names: set[str], size: int = 500) -> Iterator[list[str]]:
 def _remembered(
     row: Any, preamble: tuple[Json, ...], tail: tuple[Json, ...], is_whole: bool, request: Json
 ) -> Remembered:
-    return Remembered(
-        turn_id=row.turn_id,
-        session_id=row.session_id,
-        parent_turn_id=row.parent_turn_id,
-        turn_index=row.turn_index,
+    return value_of(
+        Remembered,
+        row,
         kind=TurnKind(row.kind),
         relation=Relation(row.relation),
-        link_reason=row.link_reason,
-        kind_reason=row.kind_reason,
         evidence=tuple((str(code), float(weight)) for code, weight in json.loads(row.kind_evidence)),
-        client=row.client,
-        key_name=row.key_name,
-        user=row.user,
-        created_at=row.created_at,
-        finished_at=row.finished_at,
-        request_key=row.request_key,
-        reply_key=row.reply_key,
         messages=(*preamble, *tail),
         is_whole=is_whole,
         request=request,

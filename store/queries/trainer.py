@@ -31,6 +31,7 @@ from store.queries.common import (
     read_wish,
     set_control,
     step_of,
+    value_of,
 )
 from store.queries.forget import forgotten_among
 from store.queries.forget_jobs import reactions_forgotten_since
@@ -470,25 +471,17 @@ def _scored(connection: sa.Connection, turn_id: str) -> ScoredTurn:
             sa.select(n.text).where(n.turn_id == turn_id).order_by(n.created_at.desc(), n.by_turn_id).limit(1)
         )
     ).scalar_one_or_none()
-    return ScoredTurn(
-        turn_id=row.turn_id,
-        session_id=row.session_id,
-        turn_index=row.turn_index,
-        policy=row.policy,
-        key_name=row.key_name,
-        adapter_version=row.adapter_version,
+    return value_of(
+        ScoredTurn,
+        row,
         messages=tuple(chain_messages(connection, row.preamble_node, row.history_node)),
         request=bodies(connection, [row.request])[0],
         completion=completion_of(row),
         prompt_token_ids=tuple(prompt_ids(connection, turn_id)),
-        temperature=row.temperature,
         logprob_mode=LogprobMode(row.logprob_mode),
         verdict=_verdict(turn_id, verdict, row.finished_at),
         next_text=next_text or "",
-        created_at=row.created_at,
         verdict_id=verdict.verdict_id if verdict is not None else 0,
-        wish_text=row.wish_text,
-        wish_place=row.wish_place,
     )
 
 

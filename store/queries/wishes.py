@@ -13,7 +13,7 @@ from store import schema
 from store.database import upsert
 from store.errors import RecordError
 from store.hashing import exact_json
-from store.queries.common import moment, read_object
+from store.queries.common import moment, read_object, value_of
 from store.values import Json, Verdict, Wish, WishesSeen, WishScope, WishState, WishStatement
 from store.wish_states import in_prompt, learnt_rows
 
@@ -325,14 +325,10 @@ def _update(connection: sa.Connection, wish_id: int, **values: Any) -> None:
 
 
 def _wish(row: Row[Any], statements: Sequence[WishStatement]) -> Wish:
-    return Wish(
-        wish_id=row.wish_id,
-        policy=row.policy,
+    return value_of(
+        Wish,
+        row,
         state=WishState(row.state),
-        text=row.text,
-        edited=row.edited,
         measures=read_object(row.measures),
         statements=tuple(statements),
-        created_at=row.created_at,
-        changed_at=row.changed_at,
     )
