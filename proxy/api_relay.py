@@ -18,7 +18,7 @@ from proxy.api_error import build_error_body
 from proxy.asgi import (
     BodyTooLarge,
     ClientDisconnected,
-    read_body,
+    read_json,
     send_body,
     send_error,
     send_head,
@@ -37,7 +37,7 @@ from store.journal import JournalWriter
 from store.record_handle import RecordHandle
 from store.values import Json, RecordedTurn
 from wire.api_translation import CHAT_PATH, ApiRequest, Untranslatable, read_error, read_object
-from wire.headers import Headers, content_length, forward_request_headers, get_header
+from wire.headers import Headers, forward_request_headers, get_header
 from wire.messages_api.reply import MessageSynthesizer
 from wire.messages_api.request import translate_request as translate_message
 from wire.reply_strip import read_reply
@@ -293,7 +293,7 @@ class ApiRelay:
     ) -> int | None:
         """Return the number of prompt tokens of a request; None when an error was sent."""
         try:
-            raw = await read_body(receive, content_length(scope["headers"]))
+            raw = await read_json(receive, scope["headers"])
             request = await translate(raw)
             return await self._count(orjson.loads(request.chat), scope["headers"], principal)
         except ClientDisconnected:
@@ -333,7 +333,7 @@ class ApiRelay:
                 body["max_tokens"] = 1
             forwarded = forward_request_headers(
                 chat_headers(headers),
-                drop=frozenset({b"content-length"}),
+                drop=frozenset({b"content-length", b"content-encoding"}),
                 passes_credentials=principal.passes_credentials,
             )
             reply = await self._backend.open("POST", path, forwarded, orjson.dumps(body))

@@ -27,7 +27,7 @@ from proxy.api_relay import ApiRelay
 from proxy.asgi import (
     BodyTooLarge,
     ClientDisconnected,
-    read_body,
+    read_json,
     send_body,
     send_error,
     send_head,
@@ -103,7 +103,7 @@ from store.values import (
 from store.version import VERSION
 from wire.api_translation import Untranslatable
 from wire.error_codes import describe_missing_path, rewrite_error
-from wire.headers import content_length, get_header
+from wire.headers import get_header
 from wire.messages_api.reply import build_anthropic_model, translate_error
 from wire.responses_api.items import turn_of
 
@@ -704,11 +704,14 @@ class Proxy:
 
     async def _feedback(self, scope: Scope, receive: Receive, send: Send, principal: Principal) -> None:
         try:
-            raw = await read_body(receive, content_length(scope["headers"]))
+            raw = await read_json(receive, scope["headers"])
         except ClientDisconnected:
             return
         except BodyTooLarge:
             await send_error(send, 413, "The request body is larger than 64 MB.", code="request_too_large")
+            return
+        except Untranslatable as exc:
+            await send_error(send, exc.status, str(exc), code=exc.code)
             return
         try:
             given = orjson.loads(raw)

@@ -12,7 +12,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from proxy.api_error import build_error_body
 from proxy.http_protocol import CONNECTION_EXTENSION, ClientConnection
-from wire.headers import get_header
+from wire.api_translation import Untranslatable
+from wire.content_encoding import TooMuch, UndecodableBody, UnknownEncoding, decode_request, is_encoded
+from wire.headers import Headers, content_length, get_header
 
 #: Largest body that is read into memory. Larger bodies pass only where they are streamed.
 MAX_BODY = 64 << 20
@@ -51,6 +53,33 @@ async def read_body(receive: Receive, content_length: int | None = None) -> byte
             raise BodyTooLarge
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+async def decode_body(body: bytes, headers: Headers) -> bytes:
+    """Return a request's body without its content encoding. Raises: UndecodableBody, BodyTooLarge."""
+    encoding = get_header(headers, b"content-encoding")
+    try:
+        if is_encoded(encoding):  # a small body may unpack to a large one
+            return await asyncio.to_thread(decode_request, body, encoding, MAX_BODY)
+        return decode_request(body, None, MAX_BODY)
+    except TooMuch as exc:
+        raise BodyTooLarge from exc
+
+
+async def read_json(receive: Receive, headers: Headers) -> bytes:
+    """Return the whole body of a request that Patina answers. Raises: ClientDisconnected, BodyTooLarge, Untranslatable."""
+    try:
+        return await decode_body(await read_body(receive, content_length(headers)), headers)
+    except UndecodableBody as exc:
+        raise refused_encoding(exc) from exc
+
+
+def refused_encoding(error: UndecodableBody) -> Untranslatable:
+    """Return the refusal of a body that could not be decoded."""
+    if isinstance(error, UnknownEncoding):
+        message = f"The content encoding '{error}' is not supported: use gzip, deflate, br, zstd or none."
+        return Untranslatable(message, status=415, code="unsupported_encoding")
+    return Untranslatable(f"The request's content encoding does not fit: {error}.")
 
 
 # A chunk of a stream passes all of the following: they return the inner awaitable, which is cheaper than a coroutine each.

@@ -16,12 +16,11 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from proxy.answers import answering_errors
-from proxy.asgi import read_body, send_json
+from proxy.asgi import read_json, send_json
 from proxy.item_pages import includes_logprobs, list_of, page, read_metadata, read_query
 from store.record_handle import RecordHandle
 from store.values import Conversation, Json, RecordedTurn
 from wire.api_translation import Untranslatable, read_object
-from wire.headers import content_length
 from wire.responses_api.conversation import shown_items
 from wire.responses_api.items import messages_of, shown_item
 
@@ -46,9 +45,7 @@ class Conversations:
         method: str = scope["method"]
         async with answering_errors(send, "a conversation could not be read or changed"):
             body = (
-                read_object(await read_body(receive, content_length(scope["headers"])) or b"{}")
-                if method == "POST"
-                else {}
+                read_object(await read_json(receive, scope["headers"]) or b"{}") if method == "POST" else {}
             )
             if not conversation_id:
                 if method != "POST":

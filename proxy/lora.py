@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from proxy.adapters import Alias
 from proxy.answers import answering_errors
 from proxy.asgi import (
-    read_body,
+    read_json,
     send_body,
     send_head,
     send_json,
@@ -31,7 +31,6 @@ from store.record import Record
 from store.record_handle import RecordHandle
 from store.values import BASE_VERSION, AdapterVersion, Json, numbers_of
 from wire.api_translation import Untranslatable, read_object
-from wire.headers import content_length
 
 PREFIX = "/v1/lora"
 _ID = re.compile(r"[A-Za-z0-9._/-]{1,128}")
@@ -62,7 +61,7 @@ class LoraPaths:
         what = (scope["method"], path.removeprefix(PREFIX))
         async with answering_errors(send, "an adapter could not be read or changed"):
             if what == ("POST", "/init"):
-                body = read_object(await read_body(receive, content_length(scope["headers"])))
+                body = read_object(await read_json(receive, scope["headers"]))
                 await send_json(send, 200, await self._init(body, principal))
             elif what == ("GET", ""):
                 await send_json(send, 200, {"loras": await self._list(options.get("prefix", ""), principal)})

@@ -17,12 +17,12 @@ import logging
 import random
 import secrets
 import time
+import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import orjson
 from starlette.types import Message, Receive, Scope, Send
 
 from proxy.adapters import AdapterBusy, Alias, Lease, ModelRequest, UnknownModel
@@ -34,7 +34,9 @@ from proxy.asgi import (
     ClientDisconnected,
     DisconnectWatcher,
     client_connection,
+    decode_body,
     read_body,
+    refused_encoding,
     send_body,
     send_error,
     send_head,
@@ -77,6 +79,7 @@ from wire.content_encoding import (
     supported_encodings,
 )
 from wire.headers import (
+    Headers,
     RequestOptions,
     content_length,
     forward_request_headers,
@@ -84,6 +87,7 @@ from wire.headers import (
     get_header,
     parse_request_options,
 )
+from wire.lenient_json import load_json
 from wire.prefix_cache import MAX_BYTES as MAX_CACHED_BYTES
 from wire.prefix_cache import PrefixCache
 from wire.reply_assembly import Assembler
@@ -97,7 +101,7 @@ from wire.reply_strip import (
     refused_fields,
     strip_reply,
 )
-from wire.sse import DONE, DoneEventHolder, EventSplitter, event_data, replace_data
+from wire.sse import DONE, DoneEventHolder, EventSplitter, event_data, looks_like_events, replace_data
 from wire.wish_text import count_in_usage, takes_wishes
 
 log = logging.getLogger(__name__)
@@ -108,8 +112,8 @@ BACKEND_WAIT_S = 60.0
 _MAX_ATTEMPTS = 3
 
 _CONTENT_LENGTH = frozenset({b"content-length"})
-#: Fields that are replaced: additions change the length, and the proxy must be able to decode the reply.
-_REPLACED = frozenset({b"content-length", b"accept-encoding"})
+#: Fields that are replaced: additions change the length and the encoding, and the proxy must be able to decode the reply.
+_REPLACED = frozenset({b"content-length", b"content-encoding", b"accept-encoding"})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 #: Statuses with which backends refuse an unknown field.
 _FIELD_REFUSALS = frozenset({400, 422})
@@ -127,6 +131,8 @@ _NULL_STYLE_CHUNKS = 3
 #: Chunks of a stream that are tried as a template for the others.
 _MAX_TEMPLATE_ATTEMPTS = 12
 _BLANK = b" \t\r\n"
+#: zlib's window for gzip or zlib, whichever the data is.
+_ANY_WINDOW = 47
 
 #: Longest time that a reply waits for a slow disk.
 JOURNAL_WAIT_S = 5.0
@@ -221,10 +227,12 @@ class _Exchange:
     traceparent: str = ""
     principal: Principal
     raw: bytes
+    sent: bytes  # ``raw`` as it came: perhaps compressed
     chat: ChatRequest
     options: RequestOptions
     size: int
     assembler: Assembler
+    encoding: tuple[tuple[bytes, bytes], ...] = ()  # the field that says how ``sent`` is compressed
     api: Json | None = None  # the API that the client speaks, where it is not chat
     is_translated: bool = False  # the client gets another API's reply, made from this one
     reply_size: int = 0  # bytes that came of the reply
@@ -243,6 +251,7 @@ class _Exchange:
     status: int = 0
     has_started: bool = False
     is_stream: bool = False
+    is_unread: bool = False  # the rest of the stream is forwarded as it comes
     fault: tuple[DropReason, str] | None = None
     final_response: _FinalResponse | None = None
 
@@ -310,16 +319,8 @@ class PassThrough:
             "0",
         )
         if has_body and self._alias.capabilities.adapters and not principal.is_owner:
-            try:
-                body = await read_body(receive, content_length(headers)) if body is None else body
-            except ClientDisconnected:
-                return
-            except BodyTooLarge:
-                await send_error(
-                    send, 413, "The request body is larger than 64 MB.", code="request_too_large"
-                )
-                return
-            if not await self._check_model(send, body, principal):
+            body = await self._read_checked(receive, send, headers, body, principal)
+            if body is None:
                 return
         if is_read := body is not None or not has_body:
             consumed.set()
@@ -367,11 +368,29 @@ class PassThrough:
                 await (_send_no_page(send) if self._is_page else _send_upstream_error(send, exc))
             # else: nothing more is sent, and the server closes the connection, as the backend did
 
+    async def _read_checked(
+        self, receive: Receive, send: Send, headers: Headers, body: bytes | None, principal: Principal
+    ) -> bytes | None:
+        """Return the body of a request that names no other key's adapter; None after an error was sent."""
+        try:
+            body = await read_body(receive, content_length(headers)) if body is None else body
+            plain = await decode_body(body, headers)
+        except ClientDisconnected:
+            return None
+        except BodyTooLarge:
+            await send_error(send, 413, "The request body is larger than 64 MB.", code="request_too_large")
+            return None
+        except UndecodableBody as exc:
+            refusal = refused_encoding(exc)
+            await send_error(send, refusal.status, str(refusal), code=refusal.code)
+            return None
+        return body if await self._check_model(send, plain, principal) else None
+
     async def _check_model(self, send: Send, body: bytes, principal: Principal) -> bool:
         """Refuse a body that names another key's adapter, or that cannot be read; returns whether it may pass."""
         try:
-            found = orjson.loads(body) if body.strip() else {}
-        except orjson.JSONDecodeError:
+            found = load_json(body) if body.strip() else {}
+        except ValueError:
             await send_error(send, 400, "The body is not valid JSON.")
             return False
         model = found.get("model") if isinstance(found, dict) else None
@@ -443,18 +462,29 @@ class ChatRelay:
             return
         self._held_bytes += held
         try:
-            raw = await read_body(receive, announced)
-            if announced is None:  # sent in chunks
-                if await self._refuse_if_full(send, len(raw)):
+            sent = raw = await read_body(receive, announced)
+            try:
+                raw = await decode_body(sent, scope["headers"])
+            except UndecodableBody as exc:
+                if translate is not None:
+                    raise refused_encoding(exc) from exc
+                self._counters.not_captured["the request's content encoding cannot be read"] += 1
+                await self._pass_through(scope, receive, send, path=path, body=sent, principal=principal)
+                return
+            if (more := len(raw) - held) > 0:  # sent in chunks, or unpacked
+                if await self._refuse_if_full(send, more):
                     return
-                held = len(raw)
-                self._held_bytes += held
+                held += more
+                self._held_bytes += more
             api = await translate(raw) if translate is not None else None
+            if api is not None:
+                sent = raw = api.chat
             await self._serve(
                 scope,
                 receive,
                 send,
-                api.chat if api is not None else raw,
+                raw,
+                sent=sent,
                 principal=principal,
                 path=path,
                 session=session,
@@ -475,6 +505,7 @@ class ChatRelay:
         send: Send,
         raw: bytes,
         *,
+        sent: bytes,
         principal: Principal,
         path: str,
         session: str | None,
@@ -500,6 +531,7 @@ class ChatRelay:
                 created_at=time.time(),
                 principal=principal,
                 raw=raw,
+                sent=sent,
                 chat=chat,
                 options=_request_options(scope["headers"], chat, session, principal, api),
                 size=len(raw),
@@ -508,6 +540,7 @@ class ChatRelay:
                 else Assembler(chat.n, keeps_logprobs=shows_logprobs),
                 template_attempts=_MAX_TEMPLATE_ATTEMPTS if shows_logprobs else 0,
                 api=detail,
+                encoding=() if sent is raw else tuple(_encoding_of(scope["headers"])),
                 is_translated=api is not None,
                 connection=client_connection(scope),
                 traceparent=get_header(scope["headers"], b"traceparent") or "",
@@ -516,7 +549,7 @@ class ChatRelay:
         except WireError as exc:
             # Nothing was sent yet. The backend reports what is wrong with the request.
             self._counters.not_captured[str(exc).partition(":")[0]] += 1
-            await self._pass_through(scope, receive, send, path=path, body=raw, principal=principal)
+            await self._pass_through(scope, receive, send, path=path, body=sent, principal=principal)
         finally:
             del self._counters.started[request]
             self._counters.large += len(raw) >= LARGE_BODY_BYTES
@@ -686,14 +719,11 @@ class ChatRelay:
             and (not is_encoded(encoding) or can_decode(encoding))
         )
         packing = encoding if encoding is not None and is_encoded(encoding) else None
-        if exchange.is_stream and is_editable:
-            await self._stream_edited(exchange, reply, send, packing)
-        elif exchange.is_stream:
-            await self._stream_unchanged(exchange, reply, send, packing)
-        elif is_editable and (not content_type or "json" in content_type):
-            await self._send_edited_body(exchange, reply, send, packing)
+        if exchange.is_stream:
+            stream = self._stream_edited if is_editable else self._stream_unchanged
+            await stream(exchange, reply, send, packing, self._body_pieces(exchange, reply))
         else:
-            await self._send_body_unchanged(exchange, reply, send, packing)
+            await self._send_body(exchange, reply, send, packing, is_editable=is_editable)
 
     async def _open(self, exchange: _Exchange, headers: list[tuple[bytes, bytes]], path: str) -> BackendReply:
         """Send the request until a response begins that the client should see."""
@@ -733,8 +763,11 @@ class ChatRelay:
             if exchange.wishes is not None:
                 exchange.injection.wish_tokens = exchange.wishes.tokens
             exchange.sent_at = time.time()
+            told = headers
+            if body == exchange.raw:
+                body, told = exchange.sent, [*headers, *exchange.encoding]
             try:
-                reply = await self._backend.open("POST", path, headers, body)
+                reply = await self._backend.open("POST", path, told, body)
             except (UpstreamUnreachable, UpstreamConnectTimeout):
                 lease.release()
                 if not self._alias.can_wait or attempts >= _MAX_ATTEMPTS:
@@ -851,15 +884,63 @@ class ChatRelay:
             yield data
         exchange.backend_ended_at = time.time()
 
+    async def _send_body(
+        self, exchange: _Exchange, reply: BackendReply, send: Send, encoding: str | None, *, is_editable: bool
+    ) -> None:
+        """Forward a reply that is not labelled as a stream, by its first bytes: events, an object to be edited, or anything else.
+
+        White space at the front keeps impatient clients waiting while a model works. It is forwarded at once, as is the head where no
+        length is announced, or where nothing is edited.
+        """
+        is_open = get_header(reply.headers, b"content-length") is None
+        if is_open or not is_editable:
+            await self._send_response_head(exchange, reply, send, is_edited=is_editable)
+        pieces = self._body_pieces(exchange, reply)
+        first = start = b""
+        try:
+            async for data in pieces:
+                if is_open and encoding is None:
+                    first = data.lstrip(_BLANK)
+                    if blank := data[: len(data) - len(first)]:
+                        await send_body(send, blank, more=True)
+                else:
+                    first += data
+                if start := _start_of(first, encoding):
+                    break
+        except UpstreamError:
+            await self._send_torn_head(exchange, reply, send)
+            raise
+        pieces = _chain(first, pieces)
+        is_small = (content_length(reply.headers) or 0) <= _MAX_KEPT_BYTES
+        if reply.status < 400 and looks_like_events(start):
+            exchange.is_stream = True
+            stream = self._stream_edited if is_editable else self._stream_unchanged
+            await stream(exchange, reply, send, encoding, pieces)
+        elif is_editable and is_small and start.startswith(b"{"):
+            await self._send_edited_body(exchange, reply, send, encoding, pieces)
+        else:
+            await self._send_body_unchanged(exchange, reply, send, encoding, pieces)
+
+    async def _send_torn_head(self, exchange: _Exchange, reply: BackendReply, send: Send) -> None:
+        """Send what the client would see of a reply that the backend broke off: its head, and less than it announces."""
+        if not exchange.has_started:
+            await self._send_response_head(exchange, reply, send, is_edited=False)
+
     async def _send_body_unchanged(
-        self, exchange: _Exchange, reply: BackendReply, send: Send, encoding: str | None
+        self,
+        exchange: _Exchange,
+        reply: BackendReply,
+        send: Send,
+        encoding: str | None,
+        pieces: AsyncIterator[bytes],
     ) -> None:
         """Forward a body as it arrives, except its last piece, or its end where its length was not announced."""
         left = content_length(reply.headers)
-        await self._send_response_head(exchange, reply, send, is_edited=False)
+        if not exchange.has_started:
+            await self._send_response_head(exchange, reply, send, is_edited=False)
         kept: list[bytes] = []
         last = b""
-        async for data in self._body_pieces(exchange, reply):
+        async for data in pieces:
             if exchange.reply_size <= _MAX_KEPT_BYTES:
                 kept.append(data)
             if left is not None:
@@ -881,45 +962,31 @@ class ChatRelay:
             exchange.assembler.add_problem(str(exc))
 
     async def _send_edited_body(
-        self, exchange: _Exchange, reply: BackendReply, send: Send, encoding: str | None
+        self,
+        exchange: _Exchange,
+        reply: BackendReply,
+        send: Send,
+        encoding: str | None,
+        pieces: AsyncIterator[bytes],
     ) -> None:
-        """Read a whole body, to forward it without the additions.
-
-        White space at the front keeps impatient clients waiting while a model works. It is forwarded at once, as is the head where no
-        length is announced.
-        """
-        is_open = get_header(reply.headers, b"content-length") is None
-        if (content_length(reply.headers) or 0) > _MAX_KEPT_BYTES:
-            await self._send_body_unchanged(exchange, reply, send, encoding)
-            return
-        if is_open:
-            await self._send_response_head(exchange, reply, send, is_edited=True)
+        """Read a whole body, to forward it without the additions."""
         kept: list[bytes] = []
         try:
-            async for data in self._body_pieces(exchange, reply):
+            async for data in pieces:
+                kept.append(data)
                 if exchange.reply_size > _MAX_KEPT_BYTES:
                     # Its length was not announced. From here on it is forwarded as it comes.
                     exchange.assembler.give_up(_TOO_LARGE)
-                    await send_body(send, b"".join([*kept, data]), more=True)
+                    await send_body(send, b"".join(kept), more=True)
                     kept = []
-                    continue
-                if is_open and not kept and encoding is None:
-                    rest = data.lstrip(_BLANK)
-                    if blank := data[: len(data) - len(rest)]:
-                        await send_body(send, blank, more=True)
-                    data = rest
-                if data:
-                    kept.append(data)
         except UpstreamError:
-            if not is_open:
-                # What the client would see from the backend: this head, and less than it announces.
-                await self._send_response_head(exchange, reply, send, is_edited=False)
+            await self._send_torn_head(exchange, reply, send)
             raise
         if exchange.assembler.has_given_up:
             exchange.final_response = _FinalResponse(None, (), b"")
             return
         body = self._strip_body(exchange, b"".join(kept), encoding)
-        if is_open:
+        if exchange.has_started:
             exchange.final_response = _FinalResponse(None, (), body)
             return
         headers = forward_response_headers(reply.headers, drop=_CONTENT_LENGTH)
@@ -965,25 +1032,37 @@ class ChatRelay:
     # ---- to the client: a stream
 
     async def _stream_edited(
-        self, exchange: _Exchange, reply: BackendReply, send: Send, encoding: str | None
+        self,
+        exchange: _Exchange,
+        reply: BackendReply,
+        send: Send,
+        encoding: str | None,
+        pieces: AsyncIterator[bytes],
     ) -> None:
         """Forward a stream event by event without the additions; the closing event waits for the journal."""
         connection = exchange.connection
         if connection is not None and getattr(reply, "has_buffered_body", False):
             connection.buffer_writes()  # the first events came with the head and leave with it
-        await self._send_response_head(exchange, reply, send, is_edited=True)
+        if not exchange.has_started:
+            await self._send_response_head(exchange, reply, send, is_edited=True)
         splitter = EventSplitter()
         unpacker = Decompressor(encoding) if encoding is not None else None
         packer = Compressor(encoding) if encoding is not None else None
         tail: list[bytes] = []
         try:
-            async for data in self._body_pieces(exchange, reply):
+            async for data in pieces:
                 out: list[bytes] = []
-                rest = self._consume_template_events(
-                    exchange, splitter, unpacker.feed(data) if unpacker is not None else data, out, tail
-                )
+                plain = unpacker.feed(data) if unpacker is not None else data
+                if exchange.is_unread:
+                    out.append(plain)
+                    plain = b""
+                rest = self._consume_template_events(exchange, splitter, plain, out, tail)
                 for event in splitter.feed(rest) if rest else ():
                     self._edit_event(exchange, event, out, tail)
+                if splitter.is_overlong:
+                    self._stop_reading(exchange)
+                    out += [*tail, splitter.flush()]
+                    tail = []
                 # The last events leave with the closing one: only the journal's write is between them.
                 is_last = bool(tail) and getattr(reply, "is_complete", False)
                 if connection is not None and is_last:
@@ -1005,6 +1084,8 @@ class ChatRelay:
         payload = event_data(rest) if rest else None
         if payload is not None and payload != DONE:
             rest = self._edit_chunk(exchange, rest, payload)  # an event that was not closed
+        elif rest.lstrip().startswith(b"{"):
+            rest = self._strip_body(exchange, rest, None)  # a whole reply under a stream's label
         end = b"".join(tail) + rest
         exchange.final_response = _FinalResponse(None, (), packer.end(end) if packer is not None else end)
 
@@ -1105,10 +1186,16 @@ class ChatRelay:
         return event[: find_first_addition(event, exchange.injection)]
 
     async def _stream_unchanged(
-        self, exchange: _Exchange, reply: BackendReply, send: Send, encoding: str | None
+        self,
+        exchange: _Exchange,
+        reply: BackendReply,
+        send: Send,
+        encoding: str | None,
+        pieces: AsyncIterator[bytes],
     ) -> None:
         """Forward a stream byte by byte while reading it; the closing event waits for the journal."""
-        await self._send_response_head(exchange, reply, send, is_edited=False)
+        if not exchange.has_started:
+            await self._send_response_head(exchange, reply, send, is_edited=False)
         gate, splitter = DoneEventHolder(), EventSplitter()
         unpacker = Decompressor(encoding) if encoding is not None and can_decode(encoding) else None
         is_readable = encoding is None or unpacker is not None
@@ -1116,7 +1203,7 @@ class ChatRelay:
             exchange.assembler.add_problem(f"the reply is compressed ({encoding})")
         held: list[bytes] = []
         try:
-            async for data in self._body_pieces(exchange, reply):
+            async for data in pieces:
                 plain = data
                 if unpacker is not None:
                     try:
@@ -1135,9 +1222,12 @@ class ChatRelay:
                     piece = data
                 if piece:
                     await send_body(send, piece, more=True)
-                if is_readable:
+                if is_readable and not exchange.is_unread:
                     for event in splitter.feed(plain):
                         self._observe_event(exchange, event)
+                    if splitter.is_overlong:
+                        self._stop_reading(exchange)
+                        splitter.flush()
         except UpstreamError:
             if rest := b"".join(held) if encoding is not None else gate.flush():
                 await send_body(send, rest, more=True)
@@ -1148,14 +1238,44 @@ class ChatRelay:
             None, (), b"".join(held) if encoding is not None else gate.flush()
         )
 
+    @staticmethod
+    def _stop_reading(exchange: _Exchange) -> None:
+        """Forward the rest of a stream as it comes: an event of it is too large to be read."""
+        exchange.is_unread = True
+        exchange.templates, exchange.template_attempts = [], _MAX_TEMPLATE_ATTEMPTS
+        exchange.assembler.give_up("an event of the reply is too large to be read")
+
     def _observe_event(self, exchange: _Exchange, event: bytes) -> None:
         payload = event_data(event)
+        if payload is None and event.lstrip().startswith(b"{"):
+            self._read_body(exchange, event)  # a whole reply under a stream's label
         if payload is None or payload == DONE:
             return
         chunk = exchange.assembler.read(payload, part="delta", event=event)
         if exchange.chunks_read < _NULL_STYLE_CHUNKS and isinstance(chunk, dict):
             exchange.chunks_read += 1
             self._observe_null_style(exchange, chunk)
+
+
+def _encoding_of(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    return [field for field in headers if field[0].lower() == b"content-encoding"]
+
+
+def _start_of(data: bytes, encoding: str | None) -> bytes:
+    """Return the first bytes of a body after white space; b"" if none has arrived."""
+    if encoding is not None:
+        try:
+            data = zlib.decompressobj(_ANY_WINDOW).decompress(data, 64)
+        except zlib.error:
+            return data[:1]
+    return data[:4096].lstrip(_BLANK)[:64]
+
+
+async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    if first:
+        yield first
+    async for data in rest:
+        yield data
 
 
 async def _read_error_body(reply: BackendReply) -> _ErrorBody:

@@ -9,13 +9,12 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.adapters import AdapterBusy, Alias, ModelRequest, UnknownModel
 from proxy.answers import answering_errors, send_busy
-from proxy.asgi import read_body, send_error, send_json
+from proxy.asgi import read_json, send_error, send_json
 from proxy.auth import Principal
 from serving.protocol import BackendClient
 from store.errors import UpstreamError, UpstreamTimeout
 from store.values import Json, adapter_name
 from wire.api_translation import Untranslatable, read_error, read_object
-from wire.headers import content_length
 from wire.reply_strip import read_reply
 
 _WAIT_S = 60.0
@@ -37,7 +36,7 @@ class ScorePath:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, *, principal: Principal) -> None:
         async with answering_errors(send, "a completion could not be scored"):
-            body = read_object(await read_body(receive, content_length(scope["headers"])))
+            body = read_object(await read_json(receive, scope["headers"]))
             _check(body)
             try:
                 await send_json(send, 200, await self._score(body, principal))

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from starlette.types import Receive, Scope, Send
 
 from proxy.answers import answering_errors
-from proxy.asgi import read_body, send_json
+from proxy.asgi import read_json, send_json
 from proxy.feedback import THUMBS, FeedbackBody, parse_feedback
 from proxy.item_pages import is_oldest_first, list_of, page, read_limit, read_metadata, read_query
 from store.catch_up import wait_recorded
@@ -18,7 +18,6 @@ from store.record_handle import RecordHandle
 from store.values import Json, RecordedTurn, StoredCompletion, StoredQuery
 from wire.api_translation import Untranslatable, read_object
 from wire.chat_reply import assistant_message
-from wire.headers import content_length
 
 PREFIX = "/v1/chat/completions"
 _RECORD_WAIT_S = 20.0
@@ -69,7 +68,7 @@ class StoredCompletions:
                 answer = {"object": "chat.completion.deleted", "id": found.completion_id, "deleted": True}
                 await send_json(send, 200, answer)
             elif method == "POST":
-                raw = await read_body(receive, content_length(scope["headers"]))
+                raw = await read_json(receive, scope["headers"])
                 metadata = read_metadata(read_object(raw))
                 await self._read_opinion(key_name, found.turn, metadata)
                 await record.set_completion_metadata(found.turn.turn_id, metadata)

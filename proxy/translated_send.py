@@ -10,6 +10,7 @@ from proxy.asgi import send_body, send_head, send_json
 from wire.api_translation import ReplySynthesizer, StreamTranslator, Untranslatable
 from wire.headers import get_header
 from wire.reply_strip import read_reply
+from wire.sse import looks_like_events
 
 _LENGTH_AND_TYPE = frozenset({b"content-length", b"content-type"})
 _EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
@@ -59,8 +60,13 @@ class TranslatedSend:
         await send_body(self._send, synthesizer.begin(self._turn_id), more=True)
 
     async def _continue(self, body: bytes, *, is_last: bool) -> None:
+        if self._stream is None and self._status < 400 and self._synthesizer is not None and not self._body:
+            body = body.lstrip()
+            if looks_like_events(body):
+                await self._begin_stream(self._synthesizer)
         if self._stream is None:
-            self._body.append(body)
+            if body:
+                self._body.append(body)
             if is_last:
                 await self._send_whole(b"".join(self._body))
             return

@@ -79,6 +79,8 @@ OWNERS = {
     "openai": {"lab"},
     "matplotlib": {"lab"},
     "rich": {"cli", "lab"},
+    "brotli": {"wire.content_encoding"},
+    "zstandard": {"wire.content_encoding"},
     "modal": {"deploy", "trainer.remote.modal_connection"},
     "pydantic": {
         "store.learning",

@@ -10,6 +10,7 @@ import orjson
 
 from store.errors import TheirError
 from store.values import Json
+from wire.lenient_json import load_json
 from wire.reply_strip import read_chunk
 from wire.sse import DONE, EventSplitter, event_data
 
@@ -84,11 +85,18 @@ class StreamTranslator:
         self._is_over = False
 
     def feed(self, data: bytes) -> bytes:
-        return b"".join(self._translate(event) for event in self._splitter.feed(data))
+        if self._is_over:
+            return b""
+        out = b"".join(self._translate(event) for event in self._splitter.feed(data))
+        return (
+            out + self._end() if self._splitter.is_overlong else out
+        )  # an event without an end is none of a reply
 
     def close(self) -> bytes:
         """Return the rest at the end of the chat stream."""
-        rest = self._splitter.flush()
+        rest = b"" if self._is_over else self._splitter.flush()
+        if rest.lstrip().startswith(b"{"):
+            rest = b"data: " + rest  # a whole reply that is labelled as a stream
         out = self._translate(rest) if rest else b""
         return out if self._is_over else out + self._end()
 
@@ -109,8 +117,8 @@ class StreamTranslator:
 def read_object(raw: bytes) -> Json:
     """Parse a request body. Raises: Untranslatable."""
     try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as exc:
+        body = load_json(raw)
+    except ValueError as exc:
         raise Untranslatable(f"The body is not valid JSON: {exc}.") from exc
     if not isinstance(body, dict):
         raise Untranslatable("The body must be a JSON object.")

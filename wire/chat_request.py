@@ -15,6 +15,7 @@ import orjson
 from store.errors import WireError
 from store.values import Json
 from wire.json_splice import members, set_members
+from wire.lenient_json import load_json
 from wire.prefix_cache import ParsedPrefix, PrefixCache
 from wire.redaction import redact_body
 
@@ -92,8 +93,8 @@ MAX_DEPTH = 240
 def load_object(raw: bytes) -> Json:
     """Return a request's JSON object. Raises: WireError: it is none."""
     try:
-        body: Json = orjson.loads(raw)
-    except orjson.JSONDecodeError as exc:
+        body: Json = load_json(raw)
+    except ValueError as exc:
         raise WireError(f"the request is not JSON: {exc}") from exc
     if not isinstance(body, dict):
         raise WireError("the request is not a JSON object")
@@ -131,7 +132,6 @@ def parse_chat(raw: bytes, prefix_cache: PrefixCache | None = None) -> ChatReque
     messages = tuple(body["messages"])
     model = body.get("model")
     n = body.get("n")
-    temperature = body.get("temperature")
     cached = prefix_cache.add(raw, body, messages, previous) if prefix_cache is not None else None
     if cached is not None:
         cached.is_redacted = is_redacted
@@ -141,11 +141,17 @@ def parse_chat(raw: bytes, prefix_cache: PrefixCache | None = None) -> ChatReque
         model=model if isinstance(model, str) else None,
         stream=body.get("stream") is True,
         n=n if isinstance(n, int) and n > 0 else 1,
-        temperature=float(temperature) if isinstance(temperature, int | float) else None,
+        temperature=read_temperature(body),
         previous=previous,
         cached=cached,
         is_redacted=is_redacted,
     )
+
+
+def read_temperature(body: Json) -> float | None:
+    """Return a request's temperature; None where it has none that is a number."""
+    found = body.get("temperature")
+    return float(found) if isinstance(found, int | float) and abs(found) < 1e9 else None
 
 
 def exceeds_depth(raw: bytes, value: Any, most: int) -> bool:

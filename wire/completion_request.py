@@ -9,7 +9,7 @@ from typing import Any
 
 from store.errors import WireError
 from store.values import Json
-from wire.chat_request import MAX_DEPTH, ChatRequest, exceeds_depth, load_object
+from wire.chat_request import MAX_DEPTH, ChatRequest, exceeds_depth, load_object, read_temperature
 from wire.redaction import redact_body
 from wire.reply_assembly import Assembler
 
@@ -32,7 +32,7 @@ def parse_completion(raw: bytes) -> ChatRequest:
     prompt = redacted.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
         prompt = prompt[0]
-    n, temperature, model = body.get("n"), body.get("temperature"), body.get("model")
+    n, model = body.get("n"), body.get("model")
     others = {name: value for name, value in redacted.items() if name != "prompt"}
     messages = ({"role": "user", "content": prompt if isinstance(prompt, str) else ""},)
     return ChatRequest(
@@ -41,7 +41,7 @@ def parse_completion(raw: bytes) -> ChatRequest:
         model=model if isinstance(model, str) else None,
         stream=body.get("stream") is True,
         n=n if isinstance(n, int) and n > 0 else 1,
-        temperature=float(temperature) if isinstance(temperature, int | float) else None,
+        temperature=read_temperature(body),
         is_redacted=redacted != body,
         is_completion=True,
         unreadable=_unreadable(prompt, others),

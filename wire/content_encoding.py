@@ -1,4 +1,4 @@
-"""Content encodings that the proxy can decode and encode: gzip and deflate. Sans-IO.
+"""Content encodings: replies in gzip and deflate, requests in br and zstd too. Sans-IO.
 
 A client that asks for compression gets it, as from the backend. A body that must be edited is decompressed, edited and compressed again. Any
 other body is forwarded as received, and a copy is decompressed for the record.
@@ -6,10 +6,15 @@ other body is forwarded as received, and a copy is decompressed for the record.
 
 from __future__ import annotations
 
+import codecs
+import json
 import zlib
 
+import brotli
+import zstandard
+
 #: A reply that decompresses to more bytes is forwarded and not read.
-MAX_DECODED_BYTES = 256 << 20
+MAX_DECODED_BYTES = 64 << 20
 
 _GZIP = frozenset({"gzip", "x-gzip"})
 _SUPPORTED = _GZIP | {"deflate"}
@@ -18,6 +23,14 @@ _GZIP_WINDOW, _ZLIB_WINDOW = 31, 15
 
 class UndecodableBody(ValueError):
     """The encoding is unknown, or the bytes do not match it."""
+
+
+class UnknownEncoding(UndecodableBody):
+    """The encoding is none of those that are decoded here."""
+
+
+class TooMuch(UndecodableBody):
+    """The decoded body is larger than the limit."""
 
 
 def is_encoded(encoding: str | None) -> bool:
@@ -42,10 +55,11 @@ class Decompressor:
     """Decompress a body that arrives in arbitrary pieces.
 
     Raises:
-        UndecodableBody: the encoding is unknown, the bytes are corrupt, or there are more than `MAX_DECODED_BYTES`.
+        UndecodableBody: the encoding is unknown, the bytes are corrupt, or there are more than ``most`` (`MAX_DECODED_BYTES`).
     """
 
-    def __init__(self, encoding: str) -> None:
+    def __init__(self, encoding: str, *, most: int | None = None) -> None:
+        self._most = MAX_DECODED_BYTES if most is None else most
         self._encoding = encoding.strip().lower()
         if self._encoding not in _SUPPORTED:
             raise UndecodableBody(f"the reply is compressed ({self._encoding[:20]})")
@@ -68,12 +82,12 @@ class Decompressor:
             if self._engine is None or self._engine.eof:  # a gzip body may have several members
                 self._engine = zlib.decompressobj(self._window(data))
             try:
-                piece = self._engine.decompress(data, MAX_DECODED_BYTES + 1 - self._size)
+                piece = self._engine.decompress(data, self._most + 1 - self._size)
             except zlib.error as exc:
                 raise UndecodableBody(f"the reply is not {self._encoding}") from exc
             self._size += len(piece)
-            if self._size > MAX_DECODED_BYTES:
-                raise UndecodableBody("the reply unpacks to too much")
+            if self._size > self._most:
+                raise TooMuch("the reply unpacks to too much")
             out.append(piece)
             data = self._engine.unused_data
         return b"".join(out)
@@ -106,4 +120,51 @@ def decompress(data: bytes, encoding: str) -> bytes:
     found = unpacker.feed(data)
     if not unpacker.is_whole:
         raise UndecodableBody("the reply's compressed body has no end")
+    return found
+
+
+def decode_request(body: bytes, encoding: str | None, most: int) -> bytes:
+    """Return a request's body decoded, as UTF-8 without a byte order mark.
+
+    Args:
+        encoding: its ``content-encoding``, which may name several, in the order in which they were applied.
+
+    Raises:
+        UnknownEncoding, TooMuch (more than ``most`` bytes), UndecodableBody.
+    """
+    for name in reversed([name for name in (encoding or "").lower().split(",") if is_encoded(name)]):
+        body = _decode(body, name.strip(), most)
+    charset = json.detect_encoding(body[:4])
+    if charset == "utf-8":
+        return body
+    try:
+        return body.decode(
+            charset
+        ).encode()  # RFC 8259, 8.1: a parser may ignore the mark; Python's reads UTF-16 and UTF-32 too
+    except UnicodeError:
+        return body.removeprefix(codecs.BOM_UTF8)
+
+
+def _decode(body: bytes, encoding: str, most: int) -> bytes:
+    try:
+        if encoding == "br":
+            engine = brotli.Decompressor()
+            found: bytes = engine.process(body, output_buffer_limit=most + 1)
+            is_whole = engine.is_finished()
+        elif encoding == "zstd":
+            engine = zstandard.ZstdDecompressor()
+            with engine.stream_reader(body, read_across_frames=True) as reader:
+                found = reader.read(most + 1)
+            is_whole = bool(found)
+        elif encoding in _SUPPORTED:
+            unpacker = Decompressor(encoding, most=most)
+            found, is_whole = unpacker.feed(body), unpacker.is_whole
+        else:
+            raise UnknownEncoding(encoding[:40])
+    except (brotli.error, zstandard.ZstdError) as exc:
+        raise UndecodableBody(f"the body is not {encoding}") from exc
+    if len(found) > most:
+        raise TooMuch("the body unpacks to too much")
+    if not is_whole:
+        raise UndecodableBody(f"the body is not {encoding}")
     return found

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import re
 from typing import Any
+
+import orjson
 
 _DECODER = json.JSONDecoder(strict=False)
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -17,6 +20,21 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _BYTES = re.compile("[\udc80-\udcff]+")
 #: The end of a text that the next piece may complete: a high surrogate, or the first bytes of a character.
 _OPEN_END = re.compile("(?:[\ud800-\udbff]|[\udcc2-\udcf4][\udc80-\udcbf]{0,2})\\Z")
+
+
+def load_json(raw: bytes) -> Any:
+    """Return the JSON of a request; its halves of characters are joined or replaced. Raises: ValueError: it is no JSON."""
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as exc:
+        error = exc
+    try:
+        value, is_followed = load_lenient(raw)
+    except (ValueError, RecursionError):
+        raise error from None
+    if is_followed:
+        raise error
+    return without_halves(value)
 
 
 def load_lenient(raw: bytes) -> tuple[Any, bool]:
@@ -42,10 +60,12 @@ def join_halves(text: str) -> str:
 
 
 def without_halves(value: Any, depth: int = 200) -> Any:
-    """Return a JSON value, all of whose strings were joined (`join_halves`); what is nested deeper is None."""
+    """Return a value as JSON can hold it: strings joined (`join_halves`); NaN, infinity and what is nested deeper are None."""
     if isinstance(value, str):
         return join_halves(value)
-    if isinstance(value, dict | list) and not depth:
+    if (isinstance(value, dict | list) and not depth) or (
+        isinstance(value, float) and not math.isfinite(value)
+    ):
         return None
     if isinstance(value, dict):
         return {join_halves(name): without_halves(inner, depth - 1) for name, inner in value.items()}

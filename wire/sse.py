@@ -20,6 +20,17 @@ _NO_EVENT = (b":", b"\r", b"\n")
 
 DONE = b"[DONE]"
 
+#: A longer event is not read: an event without an end would be kept for ever.
+MAX_EVENT_BYTES = 8 << 20
+_FIELDS = (b"data:", b":", b"event:", b"id:", b"retry:")
+_MARK = b"\xef\xbb\xbf"
+
+
+def looks_like_events(start: bytes) -> bool:
+    """Whether a body that begins so is a stream of events, whatever its label says."""
+    start = start.removeprefix(_MARK).lstrip(b" \t\r\n")
+    return any(start.startswith(field) or (start and field.startswith(start)) for field in _FIELDS)
+
 
 class EventSplitter:
     """Split a byte stream into raw events, each with the blank line that closes it."""
@@ -62,6 +73,11 @@ class EventSplitter:
         """Whether no event is open."""
         return not self._held
 
+    @property
+    def is_overlong(self) -> bool:
+        """Whether the open event is larger than `MAX_EVENT_BYTES`."""
+        return self._size > MAX_EVENT_BYTES
+
     def extend(self, data: bytes) -> bool:
         """Add bytes only if they continue the open event without a possible end; return whether they were added.
 
@@ -95,6 +111,7 @@ class EventSplitter:
 
 def event_data(event: bytes) -> bytes | None:
     """Return the payload of one raw event, its ``data`` lines joined; None for comments and events without data."""
+    event = event.removeprefix(_MARK)
     if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2:
         payload = event[6:-2].rstrip(b"\r")
         if b"\r" not in payload:  # a lone CR inside is a line end

@@ -7,6 +7,7 @@ new requests at once and never affects a running one.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import logging
 import time
 import uuid
@@ -264,7 +265,7 @@ class OpenAIServer:
 
     async def _load_adapter(self, request: Request) -> Response:
         self._require_ready()
-        body = parse_body(LoadAdapterBody, await request.body())
+        body = parse_body(LoadAdapterBody, await _read_body(request))
         name = body.lora_name
         if body.load_inplace:
             raise RequestError(
@@ -286,7 +287,7 @@ class OpenAIServer:
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     async def _unload_adapter(self, request: Request) -> Response:
-        body = parse_body(UnloadAdapterBody, await request.body())
+        body = parse_body(UnloadAdapterBody, await _read_body(request))
         if body.lora_name not in self.adapters:
             raise RequestError(
                 f"the LoRA adapter {body.lora_name} is not loaded",
@@ -300,7 +301,7 @@ class OpenAIServer:
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     async def _tokenize(self, request: Request) -> Response:
-        body = parse_body(TokenizeBody, await request.body())
+        body = parse_body(TokenizeBody, await _read_body(request))
         self._find_adapter(body.model)
         vocabulary = self.engine.vocabulary
         if (body.prompt is None) == (body.messages is None):
@@ -321,7 +322,7 @@ class OpenAIServer:
         )
 
     async def _detokenize(self, request: Request) -> Response:
-        body = parse_body(DetokenizeBody, await request.body())
+        body = parse_body(DetokenizeBody, await _read_body(request))
         self._find_adapter(body.model)
         for token_id in body.tokens:
             if token_id >= self.engine.vocabulary.size:
@@ -736,15 +737,26 @@ class _AsgiEndpoint:
         self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raw = await Request(scope, receive).body()
         run = _ResponseWriter(receive, send)
         try:
-            await self._handler(raw, run)
+            await self._handler(await _read_body(Request(scope, receive)), run)
         except RequestError as error:
             if run.streaming:
                 await run.fail(error)
             else:
                 await _error_response(error)(scope, receive, send)
+
+
+async def _read_body(request: Request) -> bytes:
+    """Return the body without a byte order mark. Raises: RequestError: it is compressed."""
+    encoding = request.headers.get("content-encoding", "").strip()
+    if encoding.lower() not in ("", "identity"):
+        raise RequestError(
+            f"the content encoding '{encoding[:40]}' is not supported: send the body as it is",
+            status=415,
+            kind="UnsupportedMediaTypeError",
+        )
+    return (await request.body()).removeprefix(codecs.BOM_UTF8)
 
 
 async def _on_request_error(request: Request, error: Exception) -> Response:

@@ -559,13 +559,11 @@ BIG = b'{"model":"gpt-x","seed":123456789012345678901234567890,"x":[1.50,1e400,-
 
 
 def test_numbers_escapes_and_repeated_keys_reach_the_backend_as_they_were_written(pair: Pair) -> None:
-    raw = BIG.replace(b",1e400", b"")  # beyond a double: not parsed here, so it passes unrecorded, see below
-    _, _, _, passed = pair.both(lambda request: answer(200, [SSE], [b"data: [DONE]\n\n"]), body=raw)
-    assert passed.body == raw.replace(b'"logprobs" : false', b'"logprobs" : true').replace(
-        b'{ "y":', b'{"include_usage":true, "y":'
-    ).replace(b"{", b'{"return_token_ids":true,', 1)
-    _, _, _, passed = pair.both(lambda request: answer(200, [SSE], [b"data: [DONE]\n\n"]), body=BIG)
-    assert passed.body == BIG
+    for raw in (BIG, BIG.replace(b",1e400", b"")):  # a number beyond a double is infinite
+        _, _, _, passed = pair.both(lambda request: answer(200, [SSE], [b"data: [DONE]\n\n"]), body=raw)
+        assert passed.body == raw.replace(b'"logprobs" : false', b'"logprobs" : true').replace(
+            b'{ "y":', b'{"include_usage":true, "y":'
+        ).replace(b"{", b'{"return_token_ids":true,', 1)
 
 
 def test_a_whole_reply_that_is_cut_is_the_same_head_and_the_same_cut(pair: Pair) -> None:

@@ -56,7 +56,7 @@ def relayed(
     relay = ChatRelay(engine, none, none, RelayCounters(), none)
     chat = parse_chat(RAW)
     exchange = _Exchange(
-        turn_id="turn_1", created_at=1.0, principal=Principal(key_name="s", client="c"), raw=RAW, chat=chat, options=none, size=0,
+        turn_id="turn_1", created_at=1.0, principal=Principal(key_name="s", client="c"), raw=RAW, sent=RAW, chat=chat, options=none, size=0,
         assembler=Assembler(chat.n), injection=injection,
     )  # fmt: skip
     sent: list[bytes] = []
@@ -69,7 +69,7 @@ def relayed(
     before = relay_module._MAX_TEMPLATE_ATTEMPTS
     relay_module._MAX_TEMPLATE_ATTEMPTS = tries
     try:
-        asyncio.run(relay._stream_edited(exchange, reply, send, None))
+        asyncio.run(relay._stream_edited(exchange, reply, send, None, reply.chunks()))
     except UpstreamError:
         assert cut
     finally:
@@ -237,7 +237,7 @@ def test_habits_that_change_meanwhile_are_kept_to() -> None:
     injection = Injection(logprobs=True, token_ids=True)
     chat = parse_chat(RAW)
     exchange = _Exchange(
-        turn_id="turn_1", created_at=1.0, principal=Principal(key_name="s", client="c"), raw=RAW, chat=chat, options=none, size=0,
+        turn_id="turn_1", created_at=1.0, principal=Principal(key_name="s", client="c"), raw=RAW, sent=RAW, chat=chat, options=none, size=0,
         assembler=Assembler(1), injection=injection,
     )  # fmt: skip
     other = {"object": "chat.completion", "choices": [{"index": 0, "message": {}, "finish_reason": "stop"}]}
@@ -255,6 +255,6 @@ def test_habits_that_change_meanwhile_are_kept_to() -> None:
             sent.append(message["body"])
 
     reply: Any = Learning([], False)
-    asyncio.run(relay._stream_edited(exchange, reply, send, None))
+    asyncio.run(relay._stream_edited(exchange, reply, send, None, reply.chunks()))
     choice = {"index": 0, "delta": {"content": " last"}, "finish_reason": None}
     assert sent == [event({**HEAD, "choices": [choice]})]

@@ -305,7 +305,7 @@ def _raw_inputs(raw: bytes) -> dict[tuple[int, int], str]:
         for j, block in enumerate(elements(raw, content[-1].value)):
             for member in members(raw, block) if raw[block : block + 1] == b"{" else ():
                 if member.name == "input":
-                    found[i, j] = raw[member.value : member.end].decode()
+                    found[i, j] = raw[member.value : member.end].decode("utf-8", "replace")
     return found
 
 
