@@ -144,7 +144,7 @@ def compose(
     detail: Json = {"opinions": [_row(o) for o in ranked]} if ranked else {}
     detail.update(notes or {})
     hint = hinting.hint if hinting else None
-    if hint and repeats_reply(hint, turn.completion.text):
+    if hint and repeats_reply(hint, turn.reply_text):
         hint, detail["hint_repeats_reply"] = None, True
     speaker = head or hinting
     verdict = Verdict(

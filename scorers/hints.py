@@ -40,7 +40,7 @@ class HintContext:
         texts = [message_text(m) for m in turn.messages if m.get("role") == "user"]
         texts += [state.text for state in turn.next_states if state.relation is not Relation.FRAMEWORK_RETRY]
         texts += [feedback.text for feedback in turn.feedback]
-        return cls(reply=turn.completion.text, person="\n".join(texts))
+        return cls(reply=turn.reply_text, person="\n".join(texts))
 
 
 def repeats_reply(text: str, reply: str) -> bool:

@@ -79,11 +79,14 @@ def _messages(
 ) -> list[Json]:
     if rubric:
         system = f"{system}\n\n{_RUBRIC}\n{rubric.strip()}"
-    reply = turn.completion.text
+    reply = turn.reply_text
     if turn.completion.tool_calls:
         reply += "\n" + _calls(turn.completion.tool_calls)
     sections = (
-        ("CONVERSATION", _middle_cut(_history(turn.messages), MAX_HISTORY)),
+        (
+            "CONVERSATION",
+            _middle_cut(_history(turn.messages[:-1] if turn.prefill else turn.messages), MAX_HISTORY),
+        ),
         ("REPLY", _middle_cut(reply.strip(), MAX_REPLY)),
         (f"NEXT MESSAGE (from the {'person' if role == 'user' else role})", _middle_cut(text, MAX_NEXT)),
     )

@@ -36,7 +36,7 @@ def read_feedback(turn: AnsweredTurn) -> Opinion | None:
         return None
     score = next((f.score for f in reversed(turn.feedback) if f.score is not None), None)
     text = next((f.text.strip() for f in reversed(turn.feedback) if f.text.strip()), "")
-    message = read_message(text, reply=turn.completion.text, prompt=last_request(turn))
+    message = read_message(text, reply=turn.reply_text, prompt=last_request(turn))
     value = sign(score) if score is not None else message.value
     candidate = message.hint
     if candidate is None and text and message.value != 1 and value != 1:
@@ -58,7 +58,7 @@ def read_follow_up(turn: AnsweredTurn) -> Opinion | None:
     for state in replies_to(turn):
         if state.role != "user":
             continue
-        message = read_message(state.text, reply=turn.completion.text, prompt=last_request(turn))
+        message = read_message(state.text, reply=turn.reply_text, prompt=last_request(turn))
         if message.value is None:
             continue
         hint, detail = filtered(message.hint, turn)
@@ -83,7 +83,7 @@ def read_wish(turn: AnsweredTurn) -> Opinion | None:
     for state in replies_to(turn):
         if state.role != "user":
             continue
-        message = read_message(state.text, reply=turn.completion.text, prompt=last_request(turn))
+        message = read_message(state.text, reply=turn.reply_text, prompt=last_request(turn))
         if message.value is not None or message.wish is None:
             return None
         hint, detail = None, {"reason": message.reason}
@@ -176,7 +176,7 @@ def filtered(hint: str | None, turn: AnsweredTurn) -> tuple[str | None, Json]:
     """Return (the person's words if they can serve as a hint, detail with the reason if they cannot)."""
     if hint is None:
         return None, {}
-    hint, kept = without_reply(hint, turn.completion.text), hint
+    hint, kept = without_reply(hint, turn.reply_text), hint
     if not hint:
         return None, {"rejected_hints": [{"hint": kept[:400], "reason": "leaking: it repeats the reply"}]}
     reason = check_hint(hint, HintContext.of(turn), is_reaction=True)

@@ -502,6 +502,19 @@ class AnsweredTurn:
     feedback: tuple[Feedback, ...]
     created_at: float
 
+    @property
+    def prefill(self) -> str:
+        """The beginning of the reply, where the request gave it (`continue_final_message`); "" elsewhere."""
+        last = self.messages[-1] if self.messages else {}
+        content = last.get("content")
+        is_given = self.request.get("continue_final_message") and last.get("role") == "assistant"
+        return content if is_given and isinstance(content, str) else ""
+
+    @property
+    def reply_text(self) -> str:
+        """The reply as a person reads it."""
+        return self.prefill + self.completion.text
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredTurn:

@@ -50,9 +50,7 @@ def prompt_pair(
     if not turn.prompt_token_ids:
         raise AlignmentError("the engine did not say what prompt it was given")
     recorded = list(turn.prompt_token_ids)
-    template = turn.request.get("chat_template_kwargs") or {}
-    if not isinstance(template, Mapping):
-        raise AlignmentError("chat_template_kwargs is not an object")
+    template = template_options(turn.request)
     refusal = ""
     try:
         sent = add_wishes(turn.messages, turn.wish_text, turn.wish_place) if turn.wish_text else turn.messages
@@ -83,6 +81,23 @@ def prompt_pair(
     raise AlignmentError(
         f"template mismatch: no rendering of the messages gives the recorded prompt{refusal}"
     )
+
+
+def template_options(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how a request's prompt was rendered: the template's arguments, and whether its last message is continued.
+
+    Raises:
+        AlignmentError: the arguments are no object.
+    """
+    template = request.get("chat_template_kwargs") or {}
+    if not isinstance(template, Mapping):
+        raise AlignmentError("chat_template_kwargs is not an object")
+    options = dict(template)
+    if request.get("continue_final_message"):
+        options |= {"add_generation_prompt": False, "continue_final_message": True}
+    elif request.get("add_generation_prompt") is False:
+        options["add_generation_prompt"] = False
+    return options
 
 
 def _read(

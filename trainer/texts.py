@@ -32,13 +32,18 @@ class Texts:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **template: Any,
     ) -> list[int]:
-        """Prompt ids [P] of a request under the model's chat template, generation header included.
+        """Prompt ids [P] of a request under the model's chat template.
+
+        Args:
+            template: options and arguments of the template (`template_options`); without them the generation header is included.
 
         Raises:
             AlignmentError: the template refuses these messages.
         """
         try:
-            text = apply_template(self.tokenizer, messages, tools, add_generation_prompt=True, **template)
+            text = apply_template(
+                self.tokenizer, messages, tools, **{"add_generation_prompt": True, **template}
+            )
         except Exception as error:  # a template is a program by the model's author, and raises what it likes
             raise AlignmentError(f"the chat template refuses the messages: {first_line(error)}") from error
         return self.encode(text)

@@ -252,6 +252,37 @@ def test_template_arguments_of_the_request_reach_the_template(policy: LocalPolic
         )
 
 
+CONTINUED = [*QUESTION, {"role": "assistant", "content": "The capital of France is"}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "request_fields"),
+    [
+        (CONTINUED, {"continue_final_message": True, "add_generation_prompt": False}),
+        (CONTINUED, {"continue_final_message": True}),
+        ([{"role": "system", "content": "Be kind."}, *CONTINUED], {"continue_final_message": True}),
+        (CONTINUED, {"add_generation_prompt": False}),
+        (CONTINUED, {}),
+    ],
+)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_reply_that_the_client_began_is_continued_in_both_prompts(
+    policy: LocalPolicy, messages: list[dict[str, Any]], request_fields: dict[str, Any], place: str
+) -> None:
+    recorded = render_chat(
+        Vocabulary(policy.tokenizer, policy.vocabulary_size),
+        messages,
+        add_generation_prompt=request_fields.get("add_generation_prompt", True)
+        and not request_fields.get("continue_final_message"),
+        continue_final_message=bool(request_fields.get("continue_final_message")),
+    )
+    plain, wished = ask(policy, messages, recorded, request=request_fields, place=place)
+    assert plain == policy.tokenizer.decode(recorded)
+    assert WISH in wished
+    assert plain.endswith("The capital of France is") == ("continue_final_message" in request_fields)
+    assert wished.endswith(plain[-20:])
+
+
 def test_a15_both_prompts_end_in_the_whole_generation_header(policy: LocalPolicy) -> None:
     header = "<|im_end|>\n<|im_start|>assistant\n"
     for place in PLACES:
