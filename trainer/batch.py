@@ -9,7 +9,8 @@ Rules of the room:
   the difference (how far the sampler was from the trainer) is carried over: ``b := o - (o' - b')``, where the primed ones are at
   the temperature the engine reports. An identical model then gets a staleness weight of exactly 1, at any temperature.
 - A greedy completion (temperature 0) is no sample of any distribution; it is trained at temperature 1, which is what
-  engines report for it.
+  engines report for it. So is one sampled below `NEARLY_GREEDY`: divided by such a temperature the loss would grow by 1/T, and engines may
+  have raised it. Processed log-probabilities of such a completion say nothing about its staleness and are not read.
 
 Shapes: P prompt tokens, C completion tokens (padded to the longest), B batch, V vocabulary.
 """
@@ -34,6 +35,8 @@ from trainer.protocol import TeacherScore
 
 #: Below this a temperature means greedy decoding.
 GREEDY_BELOW = 1e-5
+#: Below this a completion is trained as a greedy one. vLLM raises temperatures below 0.01 to 0.01 without a word.
+NEARLY_GREEDY = 0.1
 #: A log-probability this close to 0 is of a token without alternative.
 _CERTAIN = 1e-6
 _NAN = math.nan
@@ -57,7 +60,7 @@ class Sample:
         prompt_ids: [P] as the policy was given them.
         completion_ids: [C] as the sampler emitted them, end-of-turn token included.
         sampling_logprobs: [C] as the engine reported them; None where the prompt is not the one that the reply was sampled behind
-            (wishes, anchors): there is no staleness.
+            (wishes, anchors), or where they tell nothing (`NEARLY_GREEDY`): there is no staleness.
         logprob_mode: what those are of.
         temperature: the completion was sampled at; 0 is greedy.
         teacher_prompt_ids: [P'] the prompt with the wishes; of an anchor, the prompt itself. None: no teacher.
@@ -98,7 +101,7 @@ class Sample:
     @property
     def loss_temperature(self) -> float:
         """At which student, teacher and base are compared; positive."""
-        return 1.0 if self.temperature < GREEDY_BELOW else self.temperature
+        return 1.0 if self.temperature < NEARLY_GREEDY else self.temperature
 
     @property
     def reported_temperature(self) -> float:
@@ -134,11 +137,13 @@ def sample_of(turn: ScoredTurn) -> Sample:
             did not say what its logprobs are of.
     """
     turn.completion.require_aligned()
+    is_raw = turn.logprob_mode is LogprobMode.RAW
+    tells = is_raw or not GREEDY_BELOW <= turn.temperature < NEARLY_GREEDY
     sample = Sample(
         turn_id=turn.turn_id,
         prompt_ids=turn.prompt_token_ids,
         completion_ids=turn.completion.token_ids,
-        sampling_logprobs=turn.completion.sampling_logprobs,
+        sampling_logprobs=turn.completion.sampling_logprobs if tells else None,
         logprob_mode=turn.logprob_mode,
         temperature=turn.temperature,
         adapter_version=turn.adapter_version,

@@ -154,7 +154,7 @@ def ppo_surrogate(
 ) -> torch.Tensor:
     """Per-token clipped policy-gradient loss with an asymmetric trust region and a dual clip.
 
-    ``rho = exp(s - o)``; ``max(-rho A, -clip(rho, low, high) A)``; where A < 0 at most ``-dual_clip · A``, so
+    ``rho = exp(clamp(s - o, ±20))``; ``max(-rho A, -clip(rho, low, high) A)``; where A < 0 at most ``-dual_clip · A``, so
     that one token the policy has already grown far more likely cannot take over the step. At rho = 1 the
     gradient is ``-A · grad s``.
     Sources: Schulman et al. 2017 eq. 7; Yu et al. 2025 (DAPO, "clip higher"); Ye et al. 2020 (dual clip).
@@ -168,7 +168,8 @@ def ppo_surrogate(
         [...], to be minimised.
     """
     advantages = advantages.detach()
-    ratio = torch.exp(logprobs - trainer_logprobs.detach())
+    # Without the bound exp is infinite beyond 88 nats (float32), and where a clip or A = 0 should leave no gradient it would be 0 · inf.
+    ratio = (logprobs - trainer_logprobs.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     loss = torch.maximum(-ratio * advantages, -ratio.clamp(clip_low, clip_high) * advantages)
     if dual_clip is None:
         return loss

@@ -29,6 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.losses import (
     LOG_ZERO,
+    MAX_LOG_RATIO,
     SupportMass,
     generalized_jsd,
     kl_k2,
@@ -401,7 +402,7 @@ def _total(
                 at.directive_rows | ((batch.advantages != 0) & at.policy_mask).any(dim=-1)
             ).sum(),
         }
-        ratio = (logprobs - before).exp()
+        ratio = (logprobs - before).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
         if flat.numel():
             metrics |= _token_metrics(at, logprobs, ratio, stale)
         in_policy = at.policy_mask.reshape(-1)[flat]

@@ -200,7 +200,11 @@ def _of_this_policy(
     policy: Policy, plan: StepPlan, samples: Sequence[Sample], refused: dict[str, TurnRefusal]
 ) -> list[Sample]:
     """Leave out rated replies that another policy seems to have sampled, where the policy goes on from its parent."""
-    rated = [sample for sample in samples if sample.kind is SampleKind.VERDICT]
+    rated = [
+        sample
+        for sample in samples
+        if sample.kind is SampleKind.VERDICT and sample.sampling_logprobs is not None
+    ]
     if not rated or plan.begins_at_base:
         return list(samples)
     gone: set[str] = set()
@@ -211,7 +215,6 @@ def _of_this_policy(
             temperature=[sample.reported_temperature for sample in part],
         )
         for row, sample in enumerate(part):
-            assert sample.sampling_logprobs is not None  # it was rated
             reported = torch.tensor(sample.sampling_logprobs)
             free = torch.tensor([not forced for forced in forced_tokens(sample) or (False,) * len(reported)])
             gap = (own[row, : len(reported)].cpu() - reported)[free]

@@ -20,6 +20,7 @@ from trainer.batch import (
     SampleKind,
     behaviour_logprobs,
     build_batch,
+    forced_tokens,
     micro_batches,
     pad,
     sample_of,
@@ -123,6 +124,10 @@ def test_unknown_logprobs_are_good_enough_at_temperature_one_where_it_makes_no_d
         (1.0, LogprobMode.RAW, 1.0, 1.0),
         (0.0, LogprobMode.RAW, 1.0, 1.0),
         (0.0, LogprobMode.PROCESSED, 1.0, 1.0),
+        (0.1, LogprobMode.PROCESSED, 0.1, 0.1),
+        (0.05, LogprobMode.RAW, 1.0, 1.0),
+        (0.01, LogprobMode.PROCESSED, 1.0, 1.0),
+        (0.001, LogprobMode.UNKNOWN, 1.0, 1.0),
     ],
 )
 def test_temperatures_of_the_loss_and_of_the_report(
@@ -130,6 +135,16 @@ def test_temperatures_of_the_loss_and_of_the_report(
 ) -> None:
     sample = replace(SHORT, temperature=temperature, logprob_mode=mode)
     assert (sample.loss_temperature, sample.reported_temperature) == (loss, reported)
+
+
+@pytest.mark.parametrize("temperature", [1e-4, 0.001, 0.01, 0.05, 0.09])
+def test_a_nearly_greedy_reply_is_trained_as_a_greedy_one(temperature: float) -> None:
+    """Processed log-probabilities at 0.01 are of another distribution, and the engine may have raised the temperature."""
+    for mode in (LogprobMode.PROCESSED, LogprobMode.UNKNOWN):
+        sample = sample_of(turn(logprob_mode=mode, temperature=temperature))
+        assert (sample.sampling_logprobs, sample.loss_temperature) == (None, 1.0)
+        assert forced_tokens(sample) is None
+    assert sample_of(turn(temperature=temperature)).sampling_logprobs == (-0.1, 0.0, -0.3)
 
 
 def test_streams_of_another_length_are_refused() -> None:

@@ -489,6 +489,23 @@ def test_without_clips_the_surrogate_is_the_importance_sampled_policy_gradient()
     torch.testing.assert_close(loss, -logprobs.exp() * advantages, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dual_clip", [3.0, None])
+@pytest.mark.parametrize("advantage", [1.0, -1.0, 0.0])
+@pytest.mark.parametrize("gap", [20.0, 88.0, 90.0, 200.0, 1000.0, -90.0, -1000.0])
+def test_no_ratio_overflows_and_what_the_clip_holds_has_no_gradient(
+    gap: float, advantage: float, dual_clip: float | None, dtype: torch.dtype
+) -> None:
+    before, new = torch.tensor([-1.0 - gap], dtype=dtype), torch.tensor([-1.0], dtype=dtype, requires_grad=True)  # fmt: skip
+    loss = ppo_surrogate(new, before, torch.tensor([advantage], dtype=dtype), dual_clip=dual_clip)
+    loss = loss + sdpo_token_loss(torch.ones_like(new), new, before) + kl_k3(new, before)
+    loss.sum().backward()  # type: ignore[no-untyped-call]
+    assert new.grad is not None
+    assert bool(loss.isfinite().all() and new.grad.isfinite().all())
+    if advantage == 0 or (gap > 20 and (advantage > 0 or dual_clip)):
+        assert new.grad.tolist() == [0.0]
+
+
 def test_weights_are_cut_at_their_cap_kept_below_it_and_constant() -> None:
     new = torch.tensor([-1.0, -1.0, -1.0, -900.0], dtype=torch.float64, requires_grad=True)
     old = torch.tensor([-1.0, -0.5, -4.0, 0.0], dtype=torch.float64)
