@@ -26,7 +26,7 @@ from proxy.http_protocol import LimitedHttpProtocol
 from proxy.prompt_wishes import read_placement
 from proxy.relay import BACKEND_WAIT_S
 from proxy.version_locks import VersionLocks
-from serving.backends import VLLM_BACKEND_WAIT_S, make_backend_client
+from serving.backends import VLLM_BACKEND_WAIT_S, engine_tag, make_backend_client
 from serving.http import HttpBackend
 from serving.openai_server.quiet_server import QuietServer
 from serving.ports import bind, listen
@@ -146,6 +146,7 @@ def serve(
         is_on_loopback=settings.is_loopback,
         accepts_any_model={"on": True, "off": False, "auto": None}[settings.accept_any_model],
         name=gateway_name(worker),
+        engine_tag=engine_tag(settings) if is_local else "",
         locks=VersionLocks(settings.version_locks_folder) if settings.workers > 1 else None,
         pages=HttpBackend(dashboard_url, speaks_vllm=False) if dashboard_url else None,
         read_wish_place=(lambda: read_placement(settings.home / FILE)) if settings.wishes_in_prompt else None,

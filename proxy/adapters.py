@@ -313,6 +313,7 @@ class AdapterAlias:
         locks: shared with the other gateways of this home.
         cold_wait_s: longest time a request waits for a version that is not loaded.
         accepts_any: whether the caller's policy now answers for model names that nothing here has.
+        engine_tag: ends this home's names on the backend (`serving.http.HttpBackend`).
     """
 
     can_wait = True
@@ -328,8 +329,10 @@ class AdapterAlias:
         locks: VersionLocks | None = None,
         cold_wait_s: float = COLD_WAIT_S,
         accepts_any: Callable[[], bool] = lambda: False,
+        engine_tag: str = "",
     ) -> None:
         self._backend = backend
+        self._engine_tag = engine_tag
         self.policy = policy
         self._record = record
         self._locks = locks or VersionLocks(None)
@@ -438,7 +441,7 @@ class AdapterAlias:
         self, policy: str, version: int, group: str, *, is_pinned: bool = False, drawn: str = ""
     ) -> Lease:
         return Lease(
-            self._base if version == BASE_VERSION else adapter_name(policy, version),
+            self._base if version == BASE_VERSION else adapter_name(policy, version) + self._engine_tag,
             policy,
             version,
             lambda: self._release_version(policy, version),

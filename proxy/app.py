@@ -142,6 +142,7 @@ class Proxy:
         accepts_any_model: the policy answers for unknown model names; None: where it is the only one.
         name: of this process, one of several gateways on one port.
         locks: on adapter versions, shared with the other gateways.
+        engine_tag: see `AdapterAlias`.
         read_wish_place: returns where the active wishes stand in a prompt (`wire.wish_text`); None: they are not added.
         on_crash: called when a background task ends with an unexpected error; the process should exit.
     """
@@ -164,6 +165,7 @@ class Proxy:
         accepts_any_model: bool | None = False,
         name: str = "proxy",
         locks: VersionLocks | None = None,
+        engine_tag: str = "",
         pages: BackendClient | None = None,
         read_wish_place: Callable[[], str] | None = None,
         on_crash: Callable[[], None] = lambda: None,
@@ -187,7 +189,9 @@ class Proxy:
         self._record = RecordHandle(open_record)
         self._journal = journal
         self._alias: Alias = (
-            self._make_alias(locks, accepts_any_model) if is_local else UpstreamAlias(backend, policy)
+            self._make_alias(locks, accepts_any_model, engine_tag)
+            if is_local
+            else UpstreamAlias(backend, policy)
         )
         self._is_local = is_local
         # The page's redirects are its own: they name no address.
@@ -222,12 +226,15 @@ class Proxy:
         self._feedback_keys: dict[str, None] = {}  # of the newest feedback that may not be recorded yet
         self._tasks: list[asyncio.Task[None]] = []
 
-    def _make_alias(self, locks: VersionLocks | None, accepts_any_model: bool | None) -> Alias:
+    def _make_alias(
+        self, locks: VersionLocks | None, accepts_any_model: bool | None, engine_tag: str
+    ) -> Alias:
         return AdapterAlias(
             self._backend,
             self._policy,
             lambda: self._record.record,
             locks=locks,
+            engine_tag=engine_tag,
             accepts_any=lambda: self._has_one_policy() if accepts_any_model is None else accepts_any_model,
         )
 

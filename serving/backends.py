@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import secrets
 from collections.abc import Sequence
 
 from serving.http import HttpBackend
@@ -16,6 +19,23 @@ from store.settings import Settings
 #: A restarted vLLM needs this long to load its model, and longer where it compiles kernels. Requests wait for it as long as usual clients
 #: wait for a response.
 VLLM_BACKEND_WAIT_S = 600.0
+
+
+def engine_tag(settings: Settings) -> str:
+    """Return the end of this home's adapter names on an engine that other homes may use too; "" on one that Patina started.
+
+    Without it two homes would call their first versions the same, and unload each other's.
+    """
+    if not (settings.backend == "vllm" and settings.upstream):
+        return ""
+    path = settings.home / "engine-tag"
+    if not path.exists():
+        made = path.with_name(f".engine-tag-{os.getpid()}")
+        made.write_text(secrets.token_hex(4), encoding="ascii")
+        with contextlib.suppress(FileExistsError):  # another gateway of this home was first
+            os.link(made, path)
+        made.unlink()
+    return "." + path.read_text(encoding="ascii").strip()
 
 
 def make_backend_client(settings: Settings, urls: Sequence[str], *, is_local: bool) -> BackendClient:
@@ -41,6 +61,7 @@ def make_backend_client(settings: Settings, urls: Sequence[str], *, is_local: bo
             api_key=settings.backend_key,
             facts=facts,
             slots=None if settings.upstream else settings.adapter_slots,
+            tag=engine_tag(settings),
         )
         for url in urls
     ]

@@ -12,6 +12,7 @@ import io
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ class HttpBackend:
         base_url: with or without a trailing ``/v1``.
         api_key: sent as Bearer; never logged.
         speaks_vllm: it accepts `return_token_ids` and loads adapters at runtime.
+        tag: ends the names of this home's adapters on an engine that other homes use too; theirs are not seen, and never unloaded.
         connect_timeout_s: for establishing a connection.
         read_timeout_s: longest silence before and within a response; None: as long as the client waits.
     """
@@ -97,6 +99,7 @@ class HttpBackend:
         *,
         api_key: str = "",
         speaks_vllm: bool = True,
+        tag: str = "",
         connect_timeout_s: float = 10.0,
         read_timeout_s: float | None = None,
     ) -> None:
@@ -104,6 +107,7 @@ class HttpBackend:
         self._root = str(url.with_user(None)) if url.user else str(url)
         self._api_key = api_key
         self._speaks_vllm = speaks_vllm
+        self._tag = tag
         self._timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s
         )
@@ -279,17 +283,24 @@ class HttpBackend:
     async def models(self) -> tuple[ServedModel, ...]:
         """Return the models that the backend serves now."""
         cards = (await self._get_json("/v1/models")).get("data")
-        return tuple(
+        listed = [
             ServedModel(name=str(card["id"]), parent=card.get("parent"), max_model_len=_context(card))
             for card in (cards if isinstance(cards, list) else ())
             if isinstance(card, dict) and "id" in card
-        )
+        ]
+        if not self._tag:
+            return tuple(listed)
+        own = [model for model in listed if model.parent is None or model.name.endswith(self._tag)]
+        return tuple(replace(model, name=model.name.removesuffix(self._tag)) for model in own)
 
     async def load_adapter(self, name: str, path: str) -> str:
         """Load a LoRA folder under an immutable name, and compare the log-probabilities that it then serves with the trainer's."""
         expected = await asyncio.to_thread(read_attestation, Path(path))
         status, body = await self._request(
-            "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, timeout=_LOAD_TIMEOUT
+            "POST",
+            "/v1/load_lora_adapter",
+            {"lora_name": name + self._tag, "lora_path": path},
+            timeout=_LOAD_TIMEOUT,
         )
         if status != 200 and all(model.name != name for model in await self.models()):
             raise AdapterError(f"{self.address} cannot load {name} from {path}: {_describe(status, body)}")
@@ -315,8 +326,8 @@ class HttpBackend:
                 return f"{NOT_SCORED} ({_describe(exc.status, exc.body or b'')})"
             raise
         found = {
-            "reply": await self._score(name, token_ids, stream=False),
-            "stream": await self._score(name, token_ids, stream=True),
+            "reply": await self._score(name + self._tag, token_ids, stream=False),
+            "stream": await self._score(name + self._tag, token_ids, stream=True),
         }
         outcome = attest(expected, found, base=of_base, parent=self._scores.get(expected.parent_name))
         self._scores[name] = found["reply"]
@@ -344,7 +355,7 @@ class HttpBackend:
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter; a missing adapter is not an error."""
         status, body = await self._request(
-            "POST", "/v1/unload_lora_adapter", {"lora_name": name}, timeout=_LOAD_TIMEOUT
+            "POST", "/v1/unload_lora_adapter", {"lora_name": name + self._tag}, timeout=_LOAD_TIMEOUT
         )
         if status not in (200, 404):
             raise UpstreamError(

@@ -43,6 +43,7 @@ class VllmBackend(HttpBackend):
     Args:
         facts: of the model; None: adapters are not checked before loading, and the default temperature is assumed to be 1.
         slots: adapters that it serves at once; None: unknown, because Patina did not start it.
+        tag: see `HttpBackend`.
     """
 
     def __init__(
@@ -52,9 +53,10 @@ class VllmBackend(HttpBackend):
         api_key: str = "",
         facts: ModelFacts | None = None,
         slots: int | None = None,
+        tag: str = "",
         connect_timeout_s: float = 10.0,
     ) -> None:
-        super().__init__(base_url, api_key=api_key, connect_timeout_s=connect_timeout_s)
+        super().__init__(base_url, api_key=api_key, tag=tag, connect_timeout_s=connect_timeout_s)
         self._facts = facts
         self._slots = slots
         self._found: tuple[float, Capabilities] | None = None
