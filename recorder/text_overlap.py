@@ -27,8 +27,6 @@ Message = Mapping[str, Any]
 _EDGE_LINES = 6
 #: Characters and lines that are read from the beginning and from the end of a prompt.
 _MAX_PROMPT_CHARS, _MAX_PROMPT_LINES = 48_000, 400
-#: Characters that are searched where lines find nothing.
-_MAX_FLAT_CHARS = 16_000
 #: Characters of a line's beginning in which a quote is searched, behind a speaker's name.
 _LINE_START = 320
 
@@ -87,7 +85,7 @@ def read_prompt_lines(messages: Iterable[Message], *, with_system: bool = False)
     if len(raw) > 2 * _MAX_PROMPT_LINES:
         raw = raw[:_MAX_PROMPT_LINES] + raw[-_MAX_PROMPT_LINES:]
     for position, line in enumerate(raw):
-        for form in _line_forms(line[:_LINE_START]):
+        for form in line_forms(line):
             positions[form] = position
     last = ""
     for line in reversed(raw):
@@ -105,9 +103,13 @@ def next_speaker(messages: Sequence[Message], *, with_system: bool = False) -> s
     return None if waiting is None or normalise_line(waiting[0]) in FIELDS else waiting[0]
 
 
+def line_forms(line: str) -> tuple[str, ...]:
+    """Return the beginning of a line normalised, with the speaker's name and without; no empty one."""
+    return _forms(line[:_LINE_START])
+
+
 @lru_cache(maxsize=8192)  # many prompts begin with the same file or template
-def _line_forms(line: str) -> tuple[str, ...]:
-    """Return a line normalised, with the speaker's name and without; no empty one."""
+def _forms(line: str) -> tuple[str, ...]:
     whole = normalise_line(line)
     text = normalise_line(_SPEAKER.sub("", line, count=1))
     return tuple(filter(None, (whole,) if text == whole else (whole, text)))
@@ -170,14 +172,6 @@ def last_utterance(text: str) -> str:
 def _speaker_of(line: str) -> str:
     found = _SPEAKER.match(line)
     return normalise_line(found[0]) if found else ""
-
-
-def flatten_user_text(messages: Iterable[Message]) -> str:
-    """Return all letters and digits of the user messages as one string, to find lines inside lines."""
-    text = "\n".join(content_text(m.get("content")) for m in messages if m.get("role") == "user")
-    if len(text) > _MAX_FLAT_CHARS:
-        text = f"{text[: _MAX_FLAT_CHARS // 2]}\n{text[-_MAX_FLAT_CHARS // 2 :]}"
-    return squeeze(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,9 +241,20 @@ class Quote:
 
 
 #: Characters at the end of two prompts that are equal where both are made from one form.
-MIN_FORM_CHARS = 60
-#: Characters of a question's end that are searched for where it is written out again.
-_ASKED_CHARS = 32
+FORM_CHARS = 60
+
+
+def words_behind(text: str, answer: str) -> str | None:
+    """Return what stands behind a line of a prompt, without its speaker's name; None where there is no such line.
+
+    Args:
+        answer: the line, normalised.
+    """
+    lines = text.splitlines()
+    for i in range(len(lines) - 1, -1, -1):
+        if answer in line_forms(lines[i]):
+            return _SPEAKER.sub("", "\n".join(lines[i + 1 :]).strip(), count=1).strip()
+    return None
 
 
 def squeeze(text: str) -> str:
@@ -260,37 +265,6 @@ def squeeze(text: str) -> str:
     return NOT_WORDS.sub("", folded)
 
 
-def words_in_form(text: str, before: str, answer: Sequence[str], squeezed: str) -> str | None:
-    """Return the new words of a prompt that is made from the form of an earlier one and writes out that one's question and answer.
-
-    None where it does not.
-
-    Args:
-        before: the earlier prompt, or its end.
-        answer: lines of the earlier reply (`TurnLines.bare_answer`).
-        squeezed: of ``text``, which is compared with many earlier ones.
-    """
-    ending = 0
-    for one, other in zip(reversed(text), reversed(before), strict=False):
-        if one != other:
-            break
-        ending += 1
-    if ending < MIN_FORM_CHARS or not answer or len(answer[-1]) < _MIN_SUBSTRING_CHARS:
-        return None
-    body = text[:-ending]
-    asked = squeeze(before[:-ending])[-_ASKED_CHARS:]
-    end_of_body = len(squeezed) - len(squeeze(text[-ending:]))
-    if len(asked) < _MIN_SUBSTRING_CHARS or squeezed.find(asked, 0, end_of_body) < 0:
-        return None
-    lines = body.splitlines()
-    for i in range(len(lines) - 1, -1, -1):
-        if answer[-1] in _line_forms(lines[i][:_LINE_START]):
-            return _SPEAKER.sub("", "\n".join(lines[i + 1 :]).strip(), count=1).strip() or None
-    return None
-
-
-#: Shorter lines occur inside others by chance.
-_MIN_SUBSTRING_CHARS = 12
 #: A prompt or a reply counts as found from this share on.
 MATCH_SHARE = 0.6
 
@@ -320,19 +294,6 @@ def measure_overlap(prompt_lines: PromptLines, trace: TurnLines) -> Overlap:
         answer_share=answer_share,
         size=question_size + answer_size,
         position=max(question_position, answer_position),
-    )
-
-
-def measure_substrings(flat: str, trace: TurnLines) -> Overlap:
-    """Return which share of a turn's lines occurs anywhere in ``flat``."""
-    question, answer = (
-        sum(len(line) for line in lines if len(line) >= _MIN_SUBSTRING_CHARS and line in flat)
-        for lines in (trace.question, trace.answer)
-    )
-    return Overlap(
-        question_share=question / max(1, sum(map(len, trace.question))),
-        answer_share=answer / max(1, sum(map(len, trace.answer))),
-        size=question + answer,
     )
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import tenacity
 
 from recorder.canonical import reply_key
+from recorder.finders import PrefixTips, find_candidates
 from recorder.kinds import KindDecider, new_session
 from recorder.linking import LinkCandidates, TurnLink, link
 from recorder.turn_index import RESTORED_TURNS, TurnIndex
@@ -28,6 +30,8 @@ log = logging.getLogger(__name__)
 _NEWEST_KEYS = 6
 
 _NO_CANDIDATES = LinkCandidates()
+#: A word that a client puts in front of a session's name, or behind it, for its side turns.
+_AFFIX, _AFFIX_END = re.compile(r"\A[A-Za-z]+[-_:/.]"), re.compile(r"[-_:/.][A-Za-z]+\Z")
 
 T = TypeVar("T")
 
@@ -204,7 +208,7 @@ class TurnRecorder:
                 (found,) = await self._find_candidates(record, [captured])
             session = captured.options.session
             if session is not None and captured.kind.kind is TurnKind.SIDE:
-                session = self._turn_index.base_session(captured.key_name, session)
+                session = _base_session(self._turn_index, captured.key_name, session)
             tip = None
             if session is not None:
                 tip = self._turn_index.newest(captured.key_name, session) or await record.session_tip(
@@ -220,10 +224,12 @@ class TurnRecorder:
                 captured.history, candidates, captured.kind.kind, session=session, tip=tip
             )
             session_id = decided.session_id or new_session(captured.turn_id)
-            parent = self._turn_index.tip_of(decided.parent_turn_id or "")
-            if session is None and parent is not None and self._turn_index.separate_opening(parent):
-                session_id = new_session(captured.turn_id)
-                revision.moved += self._kinds.separate(parent, session_id, captured.created_at)
+            parent = self._turn_index.tip_of(decided.parent_turn_id)
+            if session is None and parent is not None:
+                own = new_session(captured.turn_id)
+                parted = self._kinds.separate(parent, own, captured.created_at)
+                revision.moved += parted
+                session_id = own if parted else session_id
             for correction in revision.corrections:
                 if correction.kind is TurnKind.SIDE:  # a check beside this turn belongs to its session
                     revision.moved.append(
@@ -240,12 +246,14 @@ class TurnRecorder:
     def _build_candidates(self, captured: ClassifiedExchange, found: LinkCandidates) -> LinkCandidates:
         """Return the candidates of the record together with those of the index."""
         turn_index, history = self._turn_index, captured.history
-        return turn_index.candidates(
+        return find_candidates(
+            turn_index,
             captured,
             replies=_of_named_turn(
-                _merged(turn_index.replies(history), found.replies, turn_index), captured.options.continues
+                _merged(PrefixTips(turn_index, "reply", history), found.replies, turn_index),
+                captured.options.continues,
             ),
-            requests=_merged(turn_index.requests(history), found.requests, turn_index),
+            requests=_merged(PrefixTips(turn_index, "request", history), found.requests, turn_index),
         )
 
     async def _find_candidates(
@@ -288,6 +296,13 @@ class TurnRecorder:
         return found
 
 
+def _base_session(turn_index: TurnIndex, key_name: str, session: str) -> str:
+    """Return the known session whose name a side turn's session extends ("title-<session>"), or ``session``."""
+    found = _AFFIX_END.search(session)
+    names = (session, _AFFIX.sub("", session, count=1), session[: -len(found[0])] if found else "")
+    return next((name for name in names if name and turn_index.has("session", key_name, name)), session)
+
+
 def _continue_another(captures: Sequence[ClassifiedExchange]) -> set[str]:
     """Return the ids of the exchanges that continue a reply of an earlier one among them."""
     found: set[str] = set()
@@ -320,11 +335,11 @@ def _is_decided(captured: ClassifiedExchange, candidates: LinkCandidates, turn_i
     for run in reversed(captured.history.runs):
         if run.role == "assistant":
             tips = candidates.replies.get(run.key, ())
-            return any(t.kind is TurnKind.MAIN for t in tips) or turn_index.ends_main(run.key)
+            return any(t.kind is TurnKind.MAIN for t in tips) or turn_index.main_turn(run.key) is not None
     return False
 
 
-def _of_named_turn(replies: Mapping[str, list[Tip]], turn_id: str | None) -> Mapping[str, list[Tip]]:
+def _of_named_turn(replies: Mapping[str, Sequence[Tip]], turn_id: str | None) -> Mapping[str, Sequence[Tip]]:
     """Leave only the turn that the client names as the previous one, where equal histories have several."""
     if turn_id is None:
         return replies
@@ -332,11 +347,11 @@ def _of_named_turn(replies: Mapping[str, list[Tip]], turn_id: str | None) -> Map
 
 
 def _merged(
-    newer: Mapping[str, list[Tip]], older: Mapping[str, Iterable[Tip]], turn_index: TurnIndex
-) -> Mapping[str, list[Tip]]:
+    newer: Mapping[str, Sequence[Tip]], older: Mapping[str, Iterable[Tip]], turn_index: TurnIndex
+) -> Mapping[str, Sequence[Tip]]:
     if not older:
         return newer
-    merged: dict[str, list[Tip]] = {}
+    merged: dict[str, Sequence[Tip]] = {}
     for key in {*newer, *older}:
         tips = list(newer.get(key, ()))
         ids = {tip.turn_id for tip in tips}

@@ -13,7 +13,6 @@ import pytest
 
 from cli.recorded_traffic import KindPrediction, parse_line, replay
 from migrations import upgrade
-from recorder.identifiers import LearnedIdentifiers
 from recorder.turn_recorder import TurnRecorder
 from recorder.turns import classify_exchange
 from store.record import Record
@@ -141,23 +140,6 @@ def test_one_value_a_process_joins_no_openings_however_often_it_was_seen() -> No
     found = predict(*exchanges, headers=[{"x-session-affinity": name} for name in names])
     assert [p.session for p in found] == [s for p in found[::2] for s in (p.session, p.session)]
     assert len({p.session for p in found}) == len(texts)
-
-
-def test_a_field_is_trusted_once_it_stayed_and_changed_with_the_histories() -> None:
-    learned = LearnedIdentifiers()
-
-    def note(turn: str, value: str, parent: str | None) -> None:
-        before = None if parent is None else [("body k-id", parent)]
-        learned.note("root", "c", [("body k-id", value)], turn, is_opening=parent is None, parent=before)
-
-    for value in ("a", "b"):
-        note(f"{value}1", value, None)
-        note(f"{value}2", value, value)
-    assert learned.find("root", "c", [("body k-id", "a")], is_opening=False) == "a2"
-    assert learned.find("root", "other", [("body k-id", "a")], is_opening=False) is None
-    assert learned.find("root", "c", [("body k-id", "a")], is_opening=True) is None  # it sends histories
-    note("c1", "a", None)  # a fresh history under an old value: it names no conversation
-    assert learned.find("root", "c", [("body k-id", "a")], is_opening=False) is None
 
 
 #: With `TITLE_SCHEMA` it looks like a request of the client itself.

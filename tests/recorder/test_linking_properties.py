@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cli.recorded_traffic import Recorded, draft_of, parse_line
+from recorder.finders import PrefixTips, find_candidates
 from recorder.linking import TurnLink, link
 from recorder.turn_index import TurnIndex
 from recorder.turns import build_turns
@@ -164,10 +165,11 @@ class Play:
         captured = draft_of(row)
         assert captured is not None
         turn_index = self.turn_index
-        candidates = turn_index.candidates(
+        candidates = find_candidates(
+            turn_index,
             captured,
-            replies=turn_index.replies(captured.history),
-            requests=turn_index.requests(captured.history),
+            replies=PrefixTips(turn_index, "reply", captured.history),
+            requests=PrefixTips(turn_index, "request", captured.history),
         )
         return link(captured.history, candidates, captured.kind.kind)
 

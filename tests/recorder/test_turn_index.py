@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from recorder.finders import ORPHAN_TTL_S
 from recorder.linking import CONFIDENCE, LINK_MEANINGS, LinkReason, TurnLink
-from recorder.turn_index import ORPHAN_TTL_S
 from store.values import Relation, TurnKind
 from tests.recorder.test_linking_properties import Play
 
