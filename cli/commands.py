@@ -221,11 +221,13 @@ async def _clients(record: Record, settings: Settings, arguments: argparse.Names
     if not traffic:
         console.print("no client has sent a request yet")
         return 0
-    table = Table("client", "turns", "main", "side", "linked", "followed", "trained", "last seen")
+    table = Table("client", "turns", "main", "linked", "continued", "trained", "last seen")
     for one in traffic:
         table.add_row(
             escape(one.client),
-            *(str(n) for n in (one.turns, one.main, one.side, one.linked, one.followed, one.trained)),
+            str(one.turns),
+            *(f"{share:.0%}" for share in one.shares),
+            str(one.trained),
             time.strftime("%m-%d %H:%M", time.localtime(one.last_seen_at)),
         )
     console.print(table)

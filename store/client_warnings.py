@@ -139,7 +139,7 @@ def _warning(one: ClientTraffic) -> ClientWarning | None:
             client=one.client,
             code=WarningCode.NEVER_FOLLOWED,
             reason="",
-            what=f"nothing followed {one.main - one.followed} of its {one.main} main turns",
+            what=f"no person continued {one.main - one.followed} of its {one.main} main turns",
             mend=f"`{COMMAND} explain {one.last_main_turn}` shows what one was linked to; `POST /v1/feedback` needs no next message",
         )
     return _never_trained(one)

@@ -1052,7 +1052,7 @@ class ClientTraffic:
     """What one client sent within the window that `store.queries.person.client_traffic` reads.
 
     Attributes:
-        main: turns of the person. Of these linked: continue or repeat a recorded turn; followed: something followed them;
+        main: turns of the person. Of these linked: continue or repeat a recorded turn; followed: a person's words followed them;
             trained: are in a version.
         side_reasons: codes of the side turns (`turns.kind_reason`), with their counts.
         drop_reasons: reasons of the main turns that were dropped, with their counts.
@@ -1075,6 +1075,12 @@ class ClientTraffic:
     @property
     def turns(self) -> int:
         return self.main + self.side
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """Return the share of main turns among all, and of linked and of continued ones among the main turns."""
+        main = max(1, self.main)
+        return self.main / max(1, self.turns), self.linked / main, self.followed / main
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

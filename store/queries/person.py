@@ -119,7 +119,7 @@ def client_traffic(connection: sa.Connection, window: int) -> list[ClientTraffic
         .subquery()
     )
     c = newest.c
-    followed = sa.exists().where(n.turn_id == c.turn_id).correlate(newest)
+    followed = sa.exists().where(n.turn_id == c.turn_id, n.role == "user").correlate(newest)
     rows = connection.execute(
         sa.select(*c, lv.stage, lv.drop_reason, followed.label("followed")).outerjoin(
             schema.turn_states, lv.turn_id == c.turn_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,14 @@ def home(tmp_path: Path) -> Path:
                     relation=Relation.NEXT,
                     next_state=make_answer("main-1", "main-2", "shorter"),
                 ),
+                make_turn(
+                    "main-3",
+                    client="desk/1",
+                    parent_turn_id="main-2",
+                    turn_index=2,
+                    relation=Relation.NEXT,
+                    next_state=replace(make_answer("main-2", "main-3", "4 C"), role="tool"),  # no person's
+                ),
             ]
         )
         await record.close()
@@ -157,8 +166,8 @@ def test_clients_lists_each_client_with_its_counts_and_warns(
     assert main(["clients", "--no-wait", "--home", str(home)]) == 0
     shown = capsys.readouterr().out
     rows = [line.replace("│", " ").replace("┃", " ").split() for line in shown.splitlines()]
-    assert [row[2:8] for row in rows if row[:2] == ["agent", "[9]"]] == [["20", "0", "20", "0", "0", "0"]]
-    assert [row[1:7] for row in rows if row[:1] == ["desk/1"]] == [["2", "2", "0", "1", "1", "0"]]
+    assert [row[2:7] for row in rows if row[:2] == ["agent", "[9]"]] == [["20", "0%", "0%", "0%", "0"]]
+    assert [row[1:6] for row in rows if row[:1] == ["desk/1"]] == [["3", "100%", "67%", "33%", "0"]]
     assert "agent [9]: 20 of its 20 turns are side turns, 20 of them `memory`" in shown
     assert f"`{COMMAND} explain side-19`" in shown
 
@@ -170,7 +179,7 @@ def test_clients_as_json_has_codes_beside_the_sentences(
     found = json.loads(capsys.readouterr().out)
     assert [(one["client"], one["turns"], one["linked"]) for one in found["clients"]] == [
         ("agent [9]", 20, 0),
-        ("desk/1", 2, 1),
+        ("desk/1", 3, 2),
     ]
     assert found["clients"][0]["side_reasons"] == {"memory": 20}
     assert found["clients"][0]["drop_reasons"] == {}
