@@ -294,7 +294,7 @@ class TurnIndex:
             freedom=freedom_of(turn.request),
             ending=form_ending(history),
             asked=_asked(history),
-            lines=_sent_lines(history),
+            lines=_sent_lines(history) if any(e.weight > 0 for e in found.evidence) else (),
             serialised=serialised_texts(history),
             retried=parent.retried if parent is not None and is_retried else turn.request_key,
         )
