@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 from starlette.routing import Route
 
+from cli.forgetting import Forgetter
 from dashboard.app import Dashboard, create_app
 from dashboard.sign_in import COOKIE, SignIn
 from proxy.endpoints import ENDPOINTS
@@ -33,7 +34,7 @@ from store.keys import KeyFile, Keyring
 from store.record import Record
 from store.record_handle import RecordHandle
 from store.settings import read_settings
-from store.values import AdapterState, StepInputs, StepReport, StepRole
+from store.values import AdapterState, Selection, StepInputs, StepReport, StepRole
 from tests.proxy.conftest import KEY, Gateway, run_gateway_at, score
 from tests.proxy.test_adapters import make_adapter
 from tests.proxy.upstream import Upstream, running
@@ -307,11 +308,12 @@ async def page_answers(home: Home, ids: dict[str, dict[str, str]]) -> dict[str, 
         path = f"/dashboard/turns/{turn.headers['x-patina-turn']}/forget"
         found["preview"] = await browser.get(path)
         found["forget"] = await browser.post(path, data={"csrf": csrf})
-        for _ in range(600):
-            found["forgotten"] = await browser.get("/dashboard/forgotten")
-            if "<td>running</td>" not in found["forgotten"].text:
-                break
-            await asyncio.sleep(0.1)
+        found["under way"] = await browser.get("/dashboard/forgotten")
+        record = await Record.open(home.gateway.record_url)
+        served = settings.model_copy(update={"database": home.gateway.record_url})
+        assert await Forgetter(record, served).run(patience_s=60.0)
+        await record.close()
+        found["forgotten"] = await browser.get("/dashboard/forgotten")
     beats.cancel()
     await asyncio.gather(beats, return_exceptions=True)
     await dashboard.close()
@@ -345,6 +347,8 @@ def test_no_answer_to_one_key_depends_on_the_rows_of_another(empty_record: Path,
         ids["bob"] = live(beside, "bob", words=("Where is Oslo?", "Where is Bergen?"))
         live(beside, "default")
         ids["nobody"] = NOBODYS
+        turn = Selection(turn="another")
+        beside.gateway.in_record(lambda record: record.ask_to_forget(turn, key_name="bob"))
         assert differing_tables(*folders) >= set(schema.metadata.tables) - _OF_NO_KEY
         for home in (alone, beside):
             home.wait_live("ann")
