@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 from cli.home_files import note_backup, sqlite_file
-from store.backup import put_back, read_backup, unpacking_folder, write_backup
+from cli.restored import leave_out_forgotten
+from store.backup import prepare, put_back, read_backup, unpacking_folder, write_backup
 from store.errors import ConfigError
 from store.processes import hold_home
 from store.settings import Settings, make_private
@@ -32,20 +33,26 @@ def restore(settings: Settings, arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: Patina runs, or the file is no complete backup. Nothing is changed then.
+        RecordError: its record cannot be brought to the present schema.
     """
     source: Path = arguments.file.expanduser().absolute()
     if not source.is_file():
         raise ConfigError(f"there is no file {source}")
     home, database = settings.home, sqlite_file(settings, _REFUSAL)
+    make_private(home)
     with unpacking_folder(home) as folder:
         found = read_backup(source, folder)
-        make_private(home)
+        # Also while it is unpacked: what is forgotten now would be back afterwards.
         with hold_home(home):
+            forgotten = leave_out_forgotten(settings, source, folder, database)
+            prepare(folder, home, database)
             kept = put_back(folder, home, database)
     made_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.made_at))
     print(
         f"Restored {home} from {source}, made {made_at}: {counted(found.turns, 'turn')}, {counted(found.files, 'file')}."
     )
+    for line in forgotten:
+        print(line)
     if kept is not None:
         print(f"What was there is in {kept}.")
     return 0

@@ -156,7 +156,12 @@ class Forgetter:
         mask(home, whole)
         remaining += problems
         remaining += [f"{path} names a forgotten turn" for path in files_holding(home, ids, skip=[DATABASE])]
-        laid_aside = [path for path in home.parent.glob(f"{home.name}.before-*") if path.is_dir()]
+        laid_aside = [
+            path
+            for name in ("before", "restoring")
+            for path in home.parent.glob(f"{home.name}.{name}-*")
+            if path.is_dir()
+        ]
         remaining += [
             f"{path}, which a restore laid aside, holds it: delete it, or forget there with --home"
             for path in laid_aside

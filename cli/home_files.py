@@ -16,7 +16,7 @@ from store.values import Json
 
 #: In the home: the exports that `trajectories --output` wrote, as JSON.
 EXPORTS_FILE = "exports.json"
-#: In the home: the backups that were made of it, as JSON.
+#: In the home: backups that were made of it and other copies that a forget only names, as JSON.
 BACKUPS_FILE = "backups.json"
 _CHUNK = 4 << 20
 #: Copies of the record or of the journal, relative to the home.
@@ -146,18 +146,38 @@ def note_backup(home: Path, target: Path) -> None:
 
 def copies_elsewhere(home: Path) -> list[str]:
     """Return the backups of this home, where they were written."""
-    return [f"the backup {path}" for path in _noted(home / BACKUPS_FILE)]
+    return [f"the copy {path}" for path in _noted(home / BACKUPS_FILE)]
+
+
+def keep_lists(home: Path, restored: Path, source: Path) -> None:
+    """Give a restored home the present one's exports, and name all other copies that either knows: a forget rewrites none of those.
+
+    Raises:
+        ConfigError: a list cannot be read or written.
+    """
+    try:
+        exports, copies = _noted(home / EXPORTS_FILE), [str(source)]
+        for folder in (home, restored):
+            copies += _noted(folder / BACKUPS_FILE)
+        copies += [one for one in _noted(restored / EXPORTS_FILE) if one not in exports]
+        for name, whole in ((EXPORTS_FILE, exports), (BACKUPS_FILE, [*dict.fromkeys(copies)])):
+            _write_list(restored / name, whole)
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"the lists of copies in {restored} cannot be kept: {exc}") from exc
 
 
 def _note(path: Path, one: Path) -> None:
     try:
-        whole = [*dict.fromkeys([*_noted(path), str(one.absolute())])]
-        beside = path.with_name(f"{path.name}.{os.getpid()}.part")
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(whole, file, indent=1)
-        beside.replace(path)
+        _write_list(path, [*dict.fromkeys([*_noted(path), str(one.absolute())])])
     except (OSError, ValueError) as exc:
         raise ConfigError(f"the list {path} cannot be kept: {exc}") from exc
+
+
+def _write_list(path: Path, whole: list[str]) -> None:
+    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(whole, file, indent=1)
+    beside.replace(path)
 
 
 def _noted(path: Path) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from store.backup import check_whole
 from store.catch_up import wait_recorded
 from store.errors import ConfigError
 from store.record import Record
@@ -48,6 +49,8 @@ def _check_started(settings: Settings) -> None:
     if home.exists() and not home.is_dir():
         raise ConfigError(f"the home {home} is a file: give --home a folder")
     is_sqlite = settings.database_url.startswith("sqlite")
+    if is_sqlite:
+        check_whole(home, Path(file))
     if is_sqlite and not Path(file).exists() and not (home / "run" / "settings.json").exists():
         raise ConfigError(
             f"no Patina was started on the home {home}: `{COMMAND} --home {shlex.quote(str(home))}` starts one"

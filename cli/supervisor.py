@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.backend import BackendPlan, plan_backend, resolve
+from cli.home_files import sqlite_path
 from cli.readiness import announce_ready
 from cli.start_checks import check_start, notes_on_environment
 from cli.start_text import start_text
@@ -25,6 +26,7 @@ from cli.version_lines import VersionLines
 from migrations import upgrade
 from serving.models.source import with_model
 from serving.ports import bind, free_port
+from store.backup import check_whole
 from store.change_notice import ChangeNotice
 from store.errors import ConfigError, RecordError
 from store.heartbeats import LOOK_S, HeartbeatWriter
@@ -112,6 +114,8 @@ def serve(settings: Settings) -> int:
         RecordError: the record cannot be opened or migrated.
     """
     os.umask(0o077)  # for the children too: all they write is the owner's alone
+    if settings.database_url.startswith("sqlite"):
+        check_whole(settings.home, sqlite_path(settings))
     make_private(settings.home)
     settings.logs_folder.mkdir(exist_ok=True, mode=0o700)
     with hold_home(settings.home):

@@ -8,6 +8,8 @@ copied before and after the record, because a version is written before its row 
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -23,15 +25,19 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from store.disk import sync_path
 from store.errors import ConfigError
 from store.journal import ROTATE_FILE, STATE_FILE, WAITED_FILE, is_marked_recorded, segments
 from store.values import Json
-from store.version import VERSION
+from store.version import COMMAND, VERSION
 from store.version_folders import locate
 
 _RECORD = "record.db"
 _INDEX = "backup.json"
 _FORMAT = 1
+#: In a restored home while its record, which lies elsewhere, is not in its place.
+_SPLIT = "restored-record"
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 #: In the home: what is of one run, and copies of the record.
 _LEFT_OUT = ("run", "logs", "patina.db", "metrics.prom")
 _LEFT_OUT_PATTERNS = (
@@ -104,7 +110,8 @@ def read_backup(source: Path, folder: Path) -> BackupSummary:
         with tarfile.open(source, mode="r:gz") as archive:
             for member in archive:
                 data = archive.extractfile(member) if member.isreg() else None
-                if data is None or index is not None or not _is_inside(member.name):
+                is_new = member.name not in digests
+                if data is None or index is not None or not is_new or not _is_inside(member.name):
                     raise ConfigError(f"{source} is not a backup of Patina")
                 if member.name == _INDEX:
                     index = json.load(data)
@@ -128,35 +135,111 @@ def read_backup(source: Path, folder: Path) -> BackupSummary:
     )
 
 
-def put_back(folder: Path, home: Path, database: Path) -> Path | None:
-    """Move an unpacked archive to its home, whose present files are kept in a folder beside it; returns that folder.
+def unpacked_record(folder: Path) -> Path:
+    """Return the record of an unpacked archive."""
+    return folder / _RECORD
+
+
+def prepare(folder: Path, home: Path, database: Path) -> None:
+    """Make an unpacked archive a whole home, but for what was forgotten meanwhile (`store.restored`).
+
+    Nothing in it names a folder elsewhere: the files of its versions are those that came with it.
 
     Args:
         folder: of `read_backup`, on the home's file system.
+        home, database: where they will lie.
     """
+    unpacked = folder / "home"
     with closing(sqlite3.connect(folder / _RECORD)) as record, record:
         for policy, version, path in record.execute("SELECT policy, version, path FROM adapters").fetchall():
-            # Wherever the archive says that it is: the files are those that came with the archive.
-            place = locate(folder / "home" / "adapters", policy, version, path)
+            place = locate(unpacked / "adapters", policy, version, path)
             record.execute(
                 "UPDATE adapters SET path = ? WHERE policy = ? AND version = ?",
-                (str(home / place.relative_to(folder / "home")), policy, version),
+                (str(home / place.relative_to(unpacked)), policy, version),
             )
+    if database.is_relative_to(home):
+        place = unpacked / database.relative_to(home)
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.rename(folder / _RECORD, place)
+    else:
+        (unpacked / _SPLIT).write_text(str(database), encoding="utf-8")
+        database.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        shutil.move(folder / _RECORD, _new_record(database))
+
+
+def put_back(folder: Path, home: Path, database: Path) -> Path | None:
+    """Exchange the home for a prepared one; its earlier files are kept in a folder beside it, which is returned.
+
+    Whenever this is killed, the home is the earlier or the new one, or `check_whole` says what to do.
+
+    Raises:
+        ConfigError: the home cannot be exchanged; it is as it was.
+    """
     kept = home.with_name(f"{home.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
-    old = [path for path in home.iterdir() if path.name != "run"]
-    for suffix in ("", "-wal", "-shm"):
+    while kept.exists():
+        kept = kept.with_name(f"{kept.name}+")
+    unpacked = folder / "home"
+    try:
+        if _exchange(unpacked, home):
+            os.rename(unpacked, kept)
+        else:
+            os.rename(home, kept)
+            os.rename(unpacked, home)
+    except OSError as exc:
+        raise ConfigError(
+            f"the home {home} cannot be exchanged for the backup: {exc.strerror or exc}"
+        ) from exc
+    sync_path(home.parent)
+    _place_record(home, database, kept)
+    if {path.name for path in kept.iterdir()} <= {"run"}:
+        shutil.rmtree(kept)
+        return None
+    return kept
+
+
+def _place_record(home: Path, database: Path, kept: Path) -> None:
+    """Put a record that lies outside the home in its place."""
+    if not (home / _SPLIT).exists():
+        return
+    for suffix in ("-wal", "-shm", ""):
         path = database.with_name(database.name + suffix)
-        if path.exists() and path.parent != home:
-            old.append(path)
-    if old:
-        kept.mkdir(mode=0o700)
-    for path in old:
-        shutil.move(path, kept / path.name)
-    for path in (folder / "home").iterdir():
-        path.rename(home / path.name)
-    database.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    shutil.move(folder / _RECORD, database)
-    return kept if old else None
+        if path.exists():
+            shutil.move(path, kept / path.name)
+    os.replace(_new_record(database), database)
+    (home / _SPLIT).unlink()
+
+
+def _new_record(database: Path) -> Path:
+    return database.with_name(f"{database.name}.restored")
+
+
+def check_whole(home: Path, database: Path) -> None:
+    """Refuse a home that a restore left before its end. Raises: ConfigError, which says what to do."""
+    again = f"call `{COMMAND} restore FILE` again"
+    if (home / _SPLIT).exists():
+        raise ConfigError(f"a restore of {home} was interrupted before its record was in its place: {again}")
+    if database.exists():
+        return
+    aside = [*home.parent.glob(f"{home.name}.before-*"), *home.parent.glob(f"{home.name}.restoring-*/home")]
+    left = sorted(path for path in aside if (path / database.name).exists())
+    if left:
+        raise ConfigError(
+            f"{home} has no record, and {left[-1]} has one: a restore was interrupted. Rename that folder to {home}, or {again}; "
+            "to begin anew, move it away"
+        )
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two folders in one operation; False: the system cannot. Raises: OSError."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    if call(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL):
+        return False
+    raise OSError(number, os.strerror(number))
 
 
 @contextmanager
@@ -167,7 +250,7 @@ def unpacking_folder(home: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # it holds nothing that is needed
 
 
 class _Writer:
@@ -278,8 +361,13 @@ def _copy_record(database: Path, copy: Path) -> int:
 
 
 def _is_inside(name: str) -> bool:
-    path = PurePosixPath(name)
-    return name in (_RECORD, _INDEX) or (path.parts[:1] == ("home",) and ".." not in path.parts)
+    """Whether a member belongs into a home: not what is of one run, nor beside its record."""
+    parts = PurePosixPath(name).parts
+    is_left_out = len(parts) > 1 and parts[1].startswith(_LEFT_OUT)
+    is_plain = name == "/".join(parts) and ".." not in parts
+    return name in (_RECORD, _INDEX) or (
+        len(parts) > 1 and parts[0] == "home" and is_plain and not is_left_out
+    )
 
 
 def _extract(data: IO[bytes], path: Path, modified_at: float) -> str:

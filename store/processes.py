@@ -42,7 +42,10 @@ def hold_home(home: Path) -> Iterator[None]:
     """
     folder = home / "run"
     folder.mkdir(exist_ok=True, mode=0o700)
-    with (folder / "lock").open("a+") as file:
+    folder.chmod(0o700)  # whatever the umask was that it was made with
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "r+") as file:
+        os.fchmod(descriptor, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -721,6 +721,8 @@ class Selection:
         session: its id or the end of it.
         match: a text, whatever its case; with ``key_name``: under that key alone.
         since: only turns from then on.
+        turns, reactions: ids of turns, and of turns whose reactions go, that were forgotten before in another copy of the record. Nothing that repeats them
+            is searched for.
     """
 
     turn: str | None = None
@@ -728,6 +730,8 @@ class Selection:
     key_name: str | None = None
     match: str | None = None
     since: float | None = None
+    turns: tuple[str, ...] = ()
+    reactions: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """Return what is selected, without the words."""
@@ -736,6 +740,7 @@ class Selection:
             f"session {self.session}" if self.session is not None else "",
             f"key {self.key_name}" if self.key_name is not None else "",
             "a text" if self.match is not None else "",
+            "what was forgotten before" if self.turns or self.reactions else "",
         ]
         return " and ".join(part for part in parts if part)
 

@@ -107,14 +107,15 @@ def find_closure(connection: sa.Connection, selection: Selection, *, with_replie
     continuations = _continuations(record, selected)
     lines, not_searched = _lines(connection, record, selected, continuations, selection)
     items = _items(connection, record, selection, selected, keys, lines)
-    if not selected and not items:
+    untaught = set(selection.reactions) & record.turns.keys()
+    if not selected and not items and not untaught:
         raise RecordError(f"the record has no turn for {selection.describe()}")
     quotes = _quotes(connection, record, selected | continuations, keys, lines)
     quotes |= _continuations(record, quotes) - selected - continuations
     gone = selected | continuations | quotes
     replies: set[str] = set()
     while True:
-        reactions = _reactions(connection, record, gone, keys, lines)
+        reactions = _reactions(connection, record, gone, keys, lines) | (untaught - gone)
         with_wish = answered_with(connection, gone | reactions)
         tainted = trained_on(connection, gone | reactions | with_wish)
         found = {
@@ -158,7 +159,9 @@ def _sorted(record: _Record, turn_ids: Iterable[str]) -> tuple[str, ...]:
 def _selected(connection: sa.Connection, record: _Record, selection: Selection) -> tuple[Selection, set[str]]:
     """Return the selection with whole ids, and its turns."""
     turns = record.turns.values()
-    if selection.turn is not None:
+    if selection.turns or selection.reactions:
+        found = set(selection.turns) & record.turns.keys()
+    elif selection.turn is not None:
         found = _named_turn(record, selection.turn)
         if len(found) > 1:
             raise RecordError(f"{len(found)} turns end with {selection.turn!r}: give more of the id")
@@ -231,6 +234,8 @@ def _lines(
     """
     if selection.match is not None:
         return [selection.match], 0
+    if selection.turns:
+        return [], 0
     lines = {
         line.strip()
         for text in _own_texts(connection, record, selected)

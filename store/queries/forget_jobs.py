@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import uuid4
@@ -21,8 +21,8 @@ from store.errors import RecordError
 from store.hashing import exact_json
 from store.queries.closure import find_closure, pattern_of
 from store.queries.common import moment, read_object
-from store.queries.forget import delete
-from store.values import Feedback, ForgetJob, ForgetStage, Forgotten, Json, NewTurn, Selection
+from store.queries.forget import add_forgotten, delete
+from store.values import Closure, Feedback, ForgetJob, ForgetStage, Forgotten, Json, NewTurn, Selection
 
 _NOT_DONE = [stage.value for stage in ForgetStage if stage is not ForgetStage.DONE]
 
@@ -193,6 +193,28 @@ def _job(row: Row[Any]) -> ForgetJob:
         asked_at=row.asked_at,
         deleted_at=row.deleted_at,
     )
+
+
+def delete_again(
+    connection: sa.Connection, gone: Mapping[str, float], reactions: Collection[str]
+) -> Closure | None:
+    """Delete from an older copy of a record what was forgotten in the newer one; None: the copy has nothing of it.
+
+    Args:
+        gone: ids of the forgotten turns, and when they were.
+        reactions: ids of turns that stay without the reactions to them.
+    """
+    for turn_id, at in gone.items():
+        add_forgotten(connection, [turn_id], at)
+    if not gone and not reactions:
+        return None
+    selection = Selection(turns=tuple(gone), reactions=tuple(sorted(reactions)))
+    try:
+        closure = find_closure(connection, selection, with_replies=False)
+    except RecordError:
+        return None
+    delete(connection, closure, key=b"", now=time.time())
+    return closure if closure.turns or closure.tainted else None
 
 
 # ---- what is under way while something is forgotten

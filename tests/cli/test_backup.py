@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import shutil
 import sqlite3
@@ -15,9 +16,14 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
+from store.backup import check_whole
+from store.errors import ConfigError
 from store.journal import EntryKind, JournalWriter, mark_recorded, segments
 from store.processes import hold_home
+from store.settings import read_settings
+from store.texts import counted
 from tests.cli.recorded_home import dump_record, fill_home
+from tests.kill_points import run_until
 
 TURNS = 20
 SECRET = "sk-of-this-home"
@@ -153,9 +159,9 @@ def test_a_running_home_is_copied_and_never_restored(
     home: Path, archive: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "earlier").write_bytes(archive)
-    before = tree(home)
     with hold_home(home):
         assert run(home, "backup", str(tmp_path / "backup")) == 0
+        before = tree(home)
         capsys.readouterr()
         assert run(home, "restore", str(tmp_path / "earlier")) == 2
     assert "runs on" in capsys.readouterr().err
@@ -181,7 +187,11 @@ def test_a_changed_backup_is_refused(
     refused(home, tmp_path / "changed", capsys)
 
 
-@pytest.mark.parametrize("name", ["../api_key", "home/../../api_key", "/etc/patina", "run/lock"])
+@pytest.mark.parametrize(
+    "name",
+    ["../api_key", "home/../../api_key", "/etc/patina", "run/lock", "home", "home/run/lock", "home/run", "home/patina.db-wal",
+     "home/logs/x", "home//etc", "home/./run/lock", "record.db/x", "backup.json/x"],
+)  # fmt: skip
 def test_a_tar_with_names_outside_the_home_is_refused(
     home: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,6 +222,141 @@ def test_an_archive_whose_record_names_a_folder_elsewhere_gets_its_own(
     assert main(["forget", turn, "--served-model-name", "patina-tiny", f"--home={other}"]) == 0
     assert precious.is_dir()
     assert not (other / "adapters/patina-tiny@1").exists()
+
+
+def test_an_archive_with_a_file_twice_is_refused(
+    home: Path, archive: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as read, tarfile.open(tmp_path / "twice", "w:gz") as made:
+        for member in [*read.getmembers()[:1], *read.getmembers()]:
+            made.addfile(member, read.extractfile(member))
+    refused(home, tmp_path / "twice", capsys)
+
+
+def states(home: Path) -> str:
+    """Return which home this is: "old", "new", or what a start says."""
+    settings = read_settings({"home": home})
+    try:
+        check_whole(home, Path(settings.database_url.partition(":///")[2]))
+    except ConfigError as exc:
+        return str(exc)
+    if not (home / "patina.db").exists():
+        return "empty"
+    assert (home / "api_key").exists()
+    key = (home / "api_key").read_text(encoding="utf-8")
+    with closing(sqlite3.connect(home / "patina.db")) as database:
+        turns = database.execute("SELECT count(*) FROM turns").fetchone()[0]
+    assert version_path(home).is_dir()
+    assert version_path(home).is_relative_to(home)
+    assert (key, turns) in ((SECRET, TURNS), ("sk-of-today", TURNS - 1))
+    return "new" if key == SECRET else "old"
+
+
+@pytest.mark.parametrize("exchanges", [True, False], ids=["exchange", "two renames"])
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_restore_that_is_killed_anywhere_leaves_the_old_home_or_the_new_one(
+    home: Path, archive: bytes, tmp_path: Path, exchanges: bool, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 16 of the second attack: the home was split, and a start on it made an empty record."""
+    (tmp_path / "backup").write_bytes(archive)
+    (home / "api_key").write_text("sk-of-today", encoding="utf-8")
+    with closing(sqlite3.connect(home / "patina.db")) as database, database:
+        database.execute("DELETE FROM turns WHERE turn_id = (SELECT max(turn_id) FROM turns)")
+    before = tmp_path / "kept"
+    shutil.copytree(home, before)
+    if not exchanges:
+        monkeypatch.setattr("store.backup._exchange", lambda one, other: False)
+
+    def restore() -> int:
+        return run(home, "restore", str(tmp_path / "backup"))
+
+    code, points = run_until(restore, 0)
+    assert (code, states(home)) == (0, "new")
+    seen = set()
+    for last in range(1, points + 1, step):
+        for path in tmp_path.glob("home*"):
+            shutil.rmtree(path)
+        shutil.copytree(before, home)
+        assert run_until(restore, last)[0] is None
+        state = states(home)
+        if state not in ("old", "new"):
+            assert not exchanges
+            assert "a restore was interrupted" in state
+            state = "says what to do"
+        seen.add(state)
+        if last % 5 == 0:
+            assert restore() == 0
+            assert states(home) == "new"
+    assert seen >= {"old", "new"}
+    assert exchanges or step > 1 or "says what to do" in seen
+
+
+def test_a_start_on_a_home_that_an_earlier_restore_split_says_what_to_do(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.rename(tmp_path / "home.before-20260101-000000")
+    (home / "run").mkdir(parents=True)
+    for command in (["status"], []):
+        assert run(home, *command) == 2
+        error = capsys.readouterr().err
+        assert "a restore was interrupted. Rename" in error
+        assert "home.before-20260101-000000" in error
+    assert not (home / "patina.db").exists()
+
+
+def test_a_record_outside_the_home_is_restored_to_its_place(
+    home: Path, archive: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "backup").write_bytes(archive)
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    (home / "patina.db").rename(place / "patina.db")
+    assert run(home, "restore", str(tmp_path / "backup"), "--record-dir", str(place)) == 0
+    with closing(sqlite3.connect(place / "patina.db")) as database:
+        assert database.execute("SELECT count(*) FROM turns").fetchone() == (TURNS,)
+    assert not (home / "patina.db").exists()
+    (kept,) = tmp_path.glob("home.before-*")
+    assert (kept / "patina.db").exists()
+    (home / "restored-record").touch()
+    assert run(home, "status", "--record-dir", str(place)) == 2
+
+
+def test_an_older_backup_comes_back_without_what_was_forgotten_since(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Row 7 of the second attack: the turn was back without a word."""
+    with closing(sqlite3.connect(home / "patina.db")) as database, database:
+        (turn,) = database.execute("SELECT turn_id FROM turns ORDER BY created_at LIMIT 1").fetchone()
+        database.execute("UPDATE turn_states SET trained_in_version = 1, policy = 'patina-tiny'")
+    export = tmp_path / "precious.jsonl"
+    export.write_text(json.dumps({"turn_id": turn, "text": "mine"}) + "\n")
+    (home / "exports.json").write_text(json.dumps([str(export)]))
+    assert run(home, "backup", str(tmp_path / "older")) == 0
+    (home / "exports.json").unlink()
+    assert run(home, "forget", turn, "--served-model-name", "patina-tiny") == 0
+    assert f"OUT OF REACH: the copy {tmp_path / 'older'}" in capsys.readouterr().out
+    (receipt,) = (home / "receipts").glob("*.json")
+    gone = json.loads(receipt.read_text())["turns"]
+    assert run(home, "restore", str(tmp_path / "older")) == 0
+    out = capsys.readouterr().out
+    assert (
+        f"Left out, since it was forgotten after the backup: {counted(len(gone), 'turn')}, patina-tiny@1."
+        in out
+    )
+    with closing(sqlite3.connect(home / "patina.db")) as database:
+        left = {row[0] for row in database.execute("SELECT turn_id FROM turns")}
+        assert database.execute("SELECT state FROM adapters").fetchone() == ("forgotten",)
+    assert len(left) == TURNS - len(gone)
+    assert not left & set(gone)
+    assert not (home / "adapters/patina-tiny@1").exists()
+    assert run(home, "verify", str(home / "receipts" / receipt.name)) == 0
+    # The list in the archive names files elsewhere: they are named, and not rewritten.
+    assert run(home, "forget", "--match", "no such words") == 2
+    (other,) = sorted(left)[:1]
+    assert run(home, "forget", other) in (0, 1)
+    assert json.loads(export.read_text())["text"] == "mine"
+    (kept,) = tmp_path.glob("home.before-*")
+    assert kept.is_dir()
 
 
 def refused(home: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
