@@ -33,7 +33,7 @@ from serving.model_digests import digest_served_model
 from store import client_warnings, releases
 from store.drop_reasons import sentence_of
 from store.errors import AdapterError, ConfigError, RecordError
-from store.heartbeats import SILENT_S
+from store.heartbeats import SILENT_S, is_running
 from store.integrity import check_adapter, readmit_version
 from store.lifecycle import DropReason, Stage
 from store.policies import group_of, policies_of
@@ -146,8 +146,9 @@ def _print_status(console: Console, status: RecordStatus) -> None:
         alive = now - beat.at < SILENT_S
         if not alive and beat.process.startswith("proxy-"):
             continue  # one of the gateways of an earlier start with more --workers
-        state = beat.state if alive else "not running"
-        style = "green" if alive else "red"
+        state, style = beat.state if alive else "not running", "green" if alive else "red"
+        if not alive and is_running(beat, now):
+            state, style = f"{beat.state}; its reports cannot be written", "yellow"
         table.add_row(
             beat.process,
             f"[{style}]{escape(state)}[/]",

@@ -34,20 +34,19 @@ from cli.home_files import (
 from cli.processes import run_process
 from store.catch_up import is_recorder_silent, read_recorder_state
 from store.errors import ConfigError, PatinaError, RecordError
-from store.heartbeats import SILENT_S
+from store.heartbeats import is_running
 from store.journal import request_rotation
 from store.policies import policies_of
-from store.processes import is_alive
 from store.receipts import receipt_key, sign, write_receipt
 from store.record import Record
 from store.settings import Settings
 from store.texts import counted
-from store.values import ForgetJob, ForgetStage, Heartbeat, Json, gateway_name
+from store.values import ForgetJob, ForgetStage, Json, gateway_name
 from store.version_folders import leftovers, version_folders
 from trainer.removal import remove_folders
 
 #: Between two looks at what a job waits for, at first and at most.
-_POLL_S, _MOST_POLL_S = 0.05, 2.0
+_POLL_S, _MOST_POLL_S = 0.05, 5.0
 #: Beginning of the names of the database's files: it keeps the ids, so that a journal cannot bring the turns back.
 DATABASE = "patina.db"
 
@@ -116,7 +115,7 @@ class Forgetter:
         What a step under way makes of forgotten turns is refused, and the trainer removes it; none begins while the job is at this stage.
         """
         beat = await self._record.beat_of("trainer")
-        if beat is not None and _is_alive(beat):
+        if beat is not None and is_running(beat, time.time()):
             if beat.state.startswith("training"):
                 raise Waits("a training step that began before it")
             if beat.at <= _deleted_at(job):
@@ -183,7 +182,7 @@ class Forgetter:
         """Let the replies end whose requests came before then, and reach the journal."""
         for beat in await self._record.heartbeats():
             is_gateway = beat.process.startswith(gateway_name(1))
-            if not (is_gateway or beat.process == "dashboard") or not _is_alive(beat):
+            if not (is_gateway or beat.process == "dashboard") or not is_running(beat, time.time()):
                 continue
             if beat.at <= at:
                 raise Waits(f"the {beat.process} to report")
@@ -237,10 +236,6 @@ class Forgetter:
 def _deleted_at(job: ForgetJob) -> float:
     assert job.deleted_at is not None  # set with the stage
     return job.deleted_at
-
-
-def _is_alive(beat: Heartbeat) -> bool:
-    return beat.state != "stopped" and time.time() - beat.at <= SILENT_S and is_alive(beat.pid)
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from dashboard.damage import damage_of, sort_out
 from recorder.linking import LINK_MEANINGS
 from store.client_warnings import warnings_of
 from store.drop_reasons import REMEDIES, SENTENCES, sentence_of
-from store.heartbeats import SILENT_S
+from store.heartbeats import SILENT_S, is_running
 from store.lifecycle import DropReason
 from store.record import Record
 from store.settings import DEFAULT_ORIGIN, Settings, origins_of, to_json
@@ -723,7 +723,12 @@ def processes(beats: Sequence[Heartbeat], now: float) -> list[Json]:
         if age > SILENT_S and beat.process.startswith("proxy-"):
             continue
         found.append(
-            {"beat": beat, "age_s": age, "is_alive": age < SILENT_S, "details": details(beat.detail)}
+            {
+                "beat": beat,
+                "age_s": age,
+                "is_alive": age < SILENT_S or is_running(beat, now),
+                "details": details(beat.detail),
+            }
         )
     return found
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from store.processes import began_at, is_alive
 from store.values import Heartbeat, Json
 
 #: A process looks at its own state so often, and writes it when it changed.
@@ -15,8 +16,20 @@ LOOK_S = 2.0
 REST_S = 4.0
 #: An older heartbeat is of a process that hangs or is gone.
 SILENT_S = 10.0
+#: Precision of the time at which a process began.
+_CLOCK_S = 2.0
 #: Parts of a state that change by themselves.
 _CLOCKS = frozenset({"at"})
+
+
+def is_running(beat: Heartbeat, now: float) -> bool:
+    """Whether the process of a heartbeat runs, also while it can write none: the record may be locked, or the disk full."""
+    if beat.state == "stopped":
+        return False
+    if now - beat.at < SILENT_S and is_alive(beat.pid):
+        return True
+    began = began_at(beat.pid)
+    return began is not None and began < beat.at + _CLOCK_S  # else another process has its number
 
 
 class _Beats(Protocol):

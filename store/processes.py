@@ -27,6 +27,22 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+def began_at(pid: int) -> float | None:
+    """Return when a process began (Unix time, to about a second); None: there is none, it has ended, or the system does not say."""
+    try:
+        fields = (
+            Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        )
+        boot = next(
+            line for line in Path("/proc/stat").read_text("ascii").splitlines() if line.startswith("btime")
+        )
+        if fields[0] in "ZX":
+            return None
+        return int(boot.split()[1]) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+
+
 def die_with_parent(number: int = signal.SIGTERM) -> None:
     """Ask for this signal when the parent dies, even by kill -9. Runs in the child, as ``preexec_fn``; only Linux can do it."""
     if sys.platform == "linux":

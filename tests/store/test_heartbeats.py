@@ -1,10 +1,13 @@
+import os
+import subprocess
+import sys
 import time
 
 import pytest
 
 from store import heartbeats
 from store.errors import RecordUnavailable
-from store.heartbeats import SILENT_S, HeartbeatWriter
+from store.heartbeats import SILENT_S, HeartbeatWriter, is_running
 from store.values import Heartbeat
 
 
@@ -58,3 +61,22 @@ async def test_what_could_not_be_written_is_due_again() -> None:
     assert writer.is_due("running", {})
     await writer.write(beats, "running", {})
     assert [one.state for one in beats.written] == ["running", "running"]
+
+
+def test_a_process_runs_also_while_it_can_write_no_heartbeat() -> None:
+    """Row 14 of the second attack: during one long transaction `status` showed every process as not running."""
+
+    def beat(pid: int, at: float, state: str = "running") -> Heartbeat:
+        return Heartbeat(process="recorder", pid=pid, state=state, detail={}, at=at)
+
+    now = time.time()
+    mine = os.getpid()
+    assert is_running(beat(mine, now), now)
+    assert is_running(beat(mine, now), now + 3600)  # silent for an hour, and there
+    assert not is_running(beat(mine, now, "stopped"), now)
+    assert not is_running(beat(mine, now - 1e6), now)  # another process has had this number since
+    assert not is_running(beat(2**22 - 1, now), now)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    at = time.time()
+    ended.wait()
+    assert not is_running(beat(ended.pid, at), at)
