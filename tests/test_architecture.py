@@ -83,6 +83,7 @@ OWNERS = {
     "zstandard": {"wire.content_encoding"},
     "modal": {"deploy", "trainer.remote.modal_connection"},
     "pydantic": {
+        "lab.clients.drivers",
         "store.learning",
         "store.settings",
         "serving.openai_server.schemas",
