@@ -622,8 +622,11 @@ def _lines_without_digits(text: str) -> frozenset[str]:
 
 def call_ids(messages: Iterable[Message]) -> frozenset[str]:
     """Return the ids of the tool calls and of the results in messages, as their bytes are."""
-    found = {m.get("tool_call_id") for m in messages if m.get("role") == "tool"}
-    found |= {c.get("id") for m in messages for c in m.get("tool_calls") or () if isinstance(c, Mapping)}
+    found: list[object] = []
+    for message in messages:  # a client may send anything in their place
+        calls = message.get("tool_calls")
+        found += [c.get("id") for c in calls if isinstance(c, Mapping)] if isinstance(calls, list) else ()
+        found += [message.get("tool_call_id")] if message.get("role") == "tool" else ()
     return frozenset(i for i in found if isinstance(i, str) and i)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from recorder.finders import ORPHAN_TTL_S
 from recorder.linking import CONFIDENCE, LINK_MEANINGS, LinkReason, TurnLink
+from recorder.turn_index import call_ids
 from store.values import Relation, TurnKind
 from tests.recorder.test_linking_properties import Play
 
@@ -293,3 +294,17 @@ def test_a_repeated_request_visits_no_more_turns_after_500_repeats(messages: lis
         visited[repeats] = entries.reads - before
     assert visited[500] == visited[100]
     assert visited[500] < 20 * visited[10]
+
+
+@pytest.mark.parametrize(
+    ("message", "found"),
+    [
+        ({"role": "assistant", "tool_calls": [{"id": "a"}, {"id": ["b"]}, 7, {"id": ""}]}, {"a"}),
+        ({"role": "assistant", "tool_calls": 5}, set()),
+        ({"role": "tool", "tool_call_id": "a"}, {"a"}),
+        ({"role": "tool", "tool_call_id": ["a"]}, set()),
+        ({"role": "user", "tool_call_id": "a"}, set()),
+    ],
+)
+def test_only_texts_are_ids_of_calls_whatever_a_client_sends(message: dict[str, Any], found: set[str]) -> None:
+    assert call_ids(iter([message])) == found
