@@ -70,6 +70,7 @@ class Database:
     def __init__(self, file: _SqliteFile | None, server: AsyncEngine | None) -> None:
         self._file = file
         self._server = server
+        self._is_closed = False
         if file is not None:
             self._writer = ThreadPoolExecutor(1, thread_name_prefix="record-write")
             self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="record-read")
@@ -103,9 +104,13 @@ class Database:
             raise RecordError("PostgreSQL needs the extra: pip install 'patina[postgres]'") from exc
 
     async def close(self) -> None:
+        """Close every connection, once what is being read and written has ended; closed again, it does nothing."""
         if self._server is not None:
             await self._server.dispose()
             return
+        if self._is_closed:
+            return
+        self._is_closed = True
         # In this order: what is being read and written ends before the connections close.
         await asyncio.to_thread(self._readers.shutdown)
         await self._run(self._file_of().close)

@@ -306,5 +306,7 @@ def test_a_repeated_request_visits_no_more_turns_after_500_repeats(messages: lis
         ({"role": "user", "tool_call_id": "a"}, set()),
     ],
 )
-def test_only_texts_are_ids_of_calls_whatever_a_client_sends(message: dict[str, Any], found: set[str]) -> None:
+def test_only_texts_are_ids_of_calls_whatever_a_client_sends(
+    message: dict[str, Any], found: set[str]
+) -> None:
     assert call_ids(iter([message])) == found
