@@ -112,15 +112,7 @@ def plan_backend(settings: Settings) -> BackendPlan:
 
 
 def _embedded(settings: Settings) -> BackendPlan:
-    port = settings.backend_port or free_port()
-    command = (
-        sys.executable, "-m", "serving.embedded", "--model", settings.model_path, "--host", "127.0.0.1", "--port", str(port),
-        "--served-model-name", settings.policy, "--max-lora-rank", str(max(64, settings.lora_rank)),
-        "--max-loras", str(settings.adapter_slots), "--threads", str(settings.resolved_threads),
-        "--api-key-file", str(settings.backend_key_file),
-        "--tool-check-file", str(settings.home / "run" / "tool_checks.json"),
-    )  # fmt: skip
-    return BackendPlan(kind="embedded", urls=(f"http://127.0.0.1:{port}",), command=command)
+    return _local(settings, settings.model_path, "--max-lora-rank", str(max(64, settings.lora_rank)))
 
 
 def _llamacpp(settings: Settings) -> BackendPlan:
@@ -131,15 +123,20 @@ def _llamacpp(settings: Settings) -> BackendPlan:
         )
     if not is_installed():
         raise ConfigError(f"--backend llamacpp needs the bindings of llama.cpp: {INSTALL}")
+    return _local(settings, settings.model_gguf, "--folder", settings.model_path)
+
+
+def _local(settings: Settings, model: str, *more: str) -> BackendPlan:
+    """An engine of ours that holds the model in a process here."""
+    kind: Choice = "llamacpp" if settings.backend == "llamacpp" else "embedded"
     port = settings.backend_port or free_port()
     command = (
-        sys.executable, "-m", "serving.llamacpp", "--model", settings.model_gguf, "--folder", settings.model_path,
-        "--host", "127.0.0.1", "--port", str(port), "--served-model-name", settings.policy,
-        "--max-loras", str(settings.adapter_slots), "--threads", str(settings.resolved_threads),
-        "--api-key-file", str(settings.backend_key_file),
+        sys.executable, "-m", f"serving.{kind}", "--model", model, *more, "--host", "127.0.0.1", "--port", str(port),
+        "--served-model-name", settings.policy, "--max-loras", str(settings.adapter_slots),
+        "--threads", str(settings.resolved_threads), "--api-key-file", str(settings.backend_key_file),
         "--tool-check-file", str(settings.home / "run" / "tool_checks.json"),
     )  # fmt: skip
-    return BackendPlan(kind="llamacpp", urls=(f"http://127.0.0.1:{port}",), command=command)
+    return BackendPlan(kind=kind, urls=(f"http://127.0.0.1:{port}",), command=command)
 
 
 def _tinker(settings: Settings) -> BackendPlan:
