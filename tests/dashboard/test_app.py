@@ -530,6 +530,21 @@ async def test_a_cookie_is_of_one_session_and_of_the_page_alone(
         assert shown.status_code == 303, forged
 
 
+async def test_only_an_owner_looks_at_another_policy_by_a_cookie(
+    page: httpx.AsyncClient, keys: KeyFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("store.keys._LOOK_S", 0.0)
+    chosen = {"cookie": f"{app.POLICY_COOKIE}={POLICY}"}
+    for name, is_owner in (("eve", False), ("boss", True)):
+        key = keys.add(name, is_owner=is_owner)
+        shown = await page.get("/dashboard/versions", headers=chosen | {"x-patina-key": key})
+        assert (f"{POLICY}@1" in shown.text) is is_owner
+        refused = await page.get("/dashboard/versions/1", headers=chosen | {"x-patina-key": key})
+        assert refused.status_code == (200 if is_owner else 404)
+    none = {"cookie": f"{app.POLICY_COOKIE}=another-model", "x-patina-key": OWNER_KEY}
+    assert f"{POLICY}@1" in (await page.get("/dashboard/versions", headers=none)).text
+
+
 def test_a_key_has_few_sessions_and_pushes_out_its_own_alone(tmp_path: Path) -> None:
     at_door = SignIn(tmp_path)
     owners = at_door.begin("a" * 64, now=1_000.0)

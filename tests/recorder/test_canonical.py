@@ -127,6 +127,7 @@ def test_different_words_roles_and_order_differ() -> None:
 def test_two_people_with_the_same_words_never_meet() -> None:
     assert key(user("hi")) != key(user("hi"), key_name="bob")
     assert key(user("hi"), who="x") != key(user("hi"), who="y")
+    assert key(user("hi"), key_name="ab", who="c") != key(user("hi"), key_name="a", who="bc")
 
 
 def test_a_prefill_is_continued_as_one_message_or_two() -> None:

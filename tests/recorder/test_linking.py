@@ -269,6 +269,16 @@ def test_in_a_named_session_a_lone_new_message_follows_its_newest_turn() -> None
     assert book.say([user("without pandas")], "Use csv!", session="mine").relation is Relation.RETRY
 
 
+def test_what_is_said_behind_a_reply_of_the_clients_own_is_no_reaction_to_ours() -> None:
+    book = Book()
+    book.say(FIRST, "Use pandas.", session="mine")
+    asked, other = user("without pandas"), assistant("Use polars.")
+    sent = [*FIRST, assistant("Use pandas."), asked, other, user("That is wrong.")]
+    found = book.say(sent, "Use csv.", session="mine")
+    assert (found.parent_turn_id, found.relation) == ("t0", Relation.NEXT)
+    assert found.messages_after == (asked,)
+
+
 words = st.text("abcdefgh ", min_size=1, max_size=30).map(str.strip).filter(bool)
 
 

@@ -57,6 +57,16 @@ def test_a_title_that_comes_first_is_joined_by_its_conversation() -> None:
     assert session(play, 1) == session(play, 2)
 
 
+def test_a_title_is_joined_by_no_conversation_of_another_person() -> None:
+    play = Play()
+    title = play.request([user(TITLE.format(LANDLORD))], assistant("Broken heating"), user="ann")
+    play.take(title)
+    say(play, user(LANDLORD))
+    assert session(play, 1) != session(play, 2)
+    play.take(play.request([user(LANDLORD)], assistant(EMAIL), user="ann"))
+    assert session(play, 1) == session(play, 3)
+
+
 def test_one_title_is_joined_by_one_conversation_and_not_for_ever() -> None:
     play = Play()
     say(play, user(TITLE.format("hi")), answer="Greeting")

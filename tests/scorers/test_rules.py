@@ -99,6 +99,17 @@ def test_a_retrys_words_are_the_old_prompt_and_not_a_reaction() -> None:
     assert (opinion.value, opinion.hint, opinion.source) == (-1, None, "rule:retry")
 
 
+def test_a_reply_that_was_continued_is_not_unwanted_because_its_question_came_again() -> None:
+    again, went_on = said("What is 2 + 2?", Relation.RETRY), said("And 3 + 3?", by="v")
+    assert read_retry(turn(again)) is not None
+    assert read_retry(turn(again, went_on)) is read_retry(turn(went_on, again)) is None
+    assert read_retry(turn(went_on)) is None
+
+
+def test_all_turns_of_a_short_loop_together_weigh_no_more_than_its_answer() -> None:
+    assert 0 < LOOP_SHARE <= 1 / 3
+
+
 def test_an_edit_is_weak_and_neutral() -> None:
     opinion = read_edit(turn(said("And Peru?", Relation.BRANCH)))
     assert opinion is not None

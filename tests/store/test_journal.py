@@ -262,6 +262,23 @@ async def test_a_disk_that_is_full_when_a_new_segment_begins_delays_entries_and_
     await writer.close()
 
 
+async def test_a_segment_is_locked_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment that is not locked is closed: a reader would take it away before its first entry."""
+    rename, closed = Path.rename, []
+
+    def look(path: Path, target: Path) -> Path:
+        closed.append(is_closed(path))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", look)
+    writer = JournalWriter(tmp_path, "w")
+    writer.append(EntryKind.FEEDBACK, b"{}")
+    await writer.close()
+    assert closed == [False]
+
+
 async def test_a_segment_of_full_size_is_closed(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path, "a", segment_bytes=100)
     for i in range(5):

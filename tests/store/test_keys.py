@@ -134,3 +134,14 @@ def test_a_key_that_is_made_anew_keeps_its_adapter(tmp_path: Path) -> None:
     file.revoke("ann")
     file.add("ann")
     assert {key.adapter for key in file.read()} == {"ann"}
+
+
+def test_a_digest_counts_whole(tmp_path: Path) -> None:
+    """Two digests may begin or end alike: a session's, or one that was made to."""
+    ring = Keyring("key")
+    whole = digest_of("key")
+    assert ring.of_digest(whole) is ring.first
+    for place in range(64):
+        other = whole[:place] + ("0" if whole[place] != "0" else "1") + whole[place + 1 :]
+        assert ring.of_digest(other) is None
+    assert ring.of_digest(whole[:32]) is ring.of_digest(whole + "0") is ring.of_digest("") is None

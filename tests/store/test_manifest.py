@@ -139,3 +139,12 @@ def test_a_model_is_digested_by_its_files(tmp_path: Path) -> None:
     assert second.tokenizer == first.tokenizer
     (tmp_path / "chat_template.jinja").write_text("{{ x }}")
     assert digest_model(tmp_path).chat_template != ""
+
+
+def test_bytes_that_move_from_one_file_to_the_next_change_the_hash() -> None:
+    names = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+    for first, second in (names, names[::-1]):
+        inner = f"{second}\0".encode()
+        one = content_hash({first: b"a", second: b"b" + inner + b"c"})
+        other = content_hash({first: b"a" + inner + b"b", second: b"c"})
+        assert one != other

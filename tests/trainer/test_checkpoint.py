@@ -19,6 +19,7 @@ from tests.making import make_adapter
 from trainer.checkpoint import (
     folder_size,
     remove_version,
+    store_version,
     sweep,
     verify_version,
     versions_to_keep,
@@ -261,3 +262,16 @@ def test_the_size_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(b"123")
     assert folder_size(tmp_path) == 8
     assert folder_size(tmp_path / "missing") == 0
+
+
+@pytest.mark.parametrize("name", ["../out", "a/../../out", "/out", "a/..", ".."])
+def test_no_name_of_a_remote_version_or_its_file_leads_out(
+    tmp_path: Path, files: dict[str, bytes], name: str
+) -> None:
+    adapters = tmp_path / "adapters"
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(AdapterError, match="no name of a version"):
+        store_version(adapters, "tiny@1", {**files, name: b"x"}, "0" * 64)
+    with pytest.raises(AdapterError, match="no name of a version"):
+        store_version(adapters, name, files, "0" * 64)
+    assert sorted(tmp_path.rglob("*")) == before

@@ -339,3 +339,24 @@ def test_one_sample_repeated_until_it_is_all_the_policy_says_is_caught(
             break
     else:
         pytest.fail("forty repetitions of one sample passed")
+
+
+@pytest.mark.parametrize(
+    ("text", "finished", "is_right"),
+    [
+        ('<tool_call>{"name": "weather", "arguments": {}}</tool_call>', True, True),
+        ('{"name": "weather", "arguments": {}}', True, True),
+        ('{"name": "weather", "arguments": {}}', False, True),
+        ('<tool_call>{"name": "news", "arguments": {}}</tool_call>', True, False),
+        ('<tool_call>{"name": "weather", "arguments": {}}</tool_call><tool_call>{"name": "weather", "arguments": {}}</tool_call>', True, False),
+        ('<tool_call>{"name": "weather", "arguments": {}}</tool_call><tool_call>{"name": "news", "arguments": {}}</tool_call>', True, False),
+        ("It is sunny.", True, False),
+        ('{"name": "weather", "argum', False, False),
+    ],
+)  # fmt: skip
+def test_a_reply_calls_a_tool_when_it_is_one_whole_call_of_it(
+    policy: LocalPolicy, tiny_model: Path, text: str, finished: bool, is_right: bool
+) -> None:
+    ids = (*policy.encode(text), *([0] if finished else []))
+    reply = Reply(token_ids=ids, logprobs=(), finished=finished)
+    assert Gate(policy, str(tiny_model)).probe._calls(reply, "weather") is is_right

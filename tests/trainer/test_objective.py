@@ -21,7 +21,7 @@ from trainer.losses import (
     support_divergence,
     token_logprobs,
 )
-from trainer.objective import Batch, Objective, compute_loss
+from trainer.objective import Batch, Objective, _clip_fraction, compute_loss
 
 SETTINGS = {
     "default": Objective(),
@@ -752,3 +752,19 @@ def test_a_batch_has_one_kind_of_teacher() -> None:
     _, batch = make_batch()
     with pytest.raises(ValueError, match="one kind of teacher"):
         replace(batch, teacher_at=lambda flat: flat)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "dual_clip", "is_clipped"),
+    [
+        (1.5, 1.0, None, True), (0.5, 1.0, None, False), (0.5, -1.0, None, True), (1.5, -1.0, None, False), (1.0, 1.0, None, False),
+        (4.0, -1.0, None, False), (4.0, -1.0, 3.0, True), (2.5, -1.0, 3.0, False), (0.5, -1.0, 3.0, True), (4.0, 0.0, 3.0, False),
+    ],
+)  # fmt: skip
+def test_a_token_counts_as_clipped_where_its_gradient_is_gone(
+    ratio: float, advantage: float, dual_clip: float | None, is_clipped: bool
+) -> None:
+    objective = Objective(clip_low=0.8, clip_high=1.2, dual_clip=dual_clip)
+    ones = torch.ones(1, dtype=torch.float64)
+    found = _clip_fraction(objective, ones * ratio, ones * advantage, torch.ones(1, dtype=torch.bool))
+    assert found.item() == float(is_clipped)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import shutil
 import subprocess
@@ -22,7 +23,7 @@ from store.errors import AdapterError, AlignmentError, ConfigError, GateRejected
 from tests.tiny import make_tiny_model
 from trainer.checkpoint import verify_version, write_version
 from trainer.memory_plan import MOST_ON_CPU
-from trainer.policy import LocalPolicy, Weights, _WideLinear, wide_linear
+from trainer.policy import LocalPolicy, Weights, _drawn, _WideLinear, wide_linear
 
 PROMPTS = ([5, 9, 30, 12, 7], [44, 3, 8, 90, 33, 21, 60, 61, 62], [17])
 RESPONSES = ([70, 71, 72, 2], [55, 2], [100, 101, 102, 103, 104, 105, 2])
@@ -515,3 +516,17 @@ def test_the_clock_counts_what_only_one_core_can_do_in_full_and_what_runs_beside
     spin()
     beside.join()
     assert policy.clock() - began == pytest.approx(0.2, abs=0.05)
+
+
+def test_no_draw_gives_a_token_of_probability_zero() -> None:
+    """The sum of a distribution may miss 1 by rounding; a draw between that sum and 1 must not fall behind the last token."""
+    highest = torch.nextafter(torch.tensor([1.0]), torch.tensor([0.0]))
+    missed = 0
+    for count in range(2, 400):
+        logits = torch.full((1, count + 1), -math.inf)
+        logits[0, :count] = torch.linspace(0.0, 3.0, count)
+        summed = torch.softmax(logits, dim=-1).cumsum(dim=-1)
+        missed += int(summed[0, -1] <= highest[0])
+        for draw in (highest, torch.zeros(1)):
+            assert int(_drawn(logits, 1.0, draw)) < count
+    assert missed  # or nothing was tried

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from proxy.auth import authenticate
 from proxy.feedback import MAX_TEXT, parse_feedback
 from store.errors import WireError
 from store.values import TurnKind
@@ -17,35 +16,6 @@ from wire.headers import (
     forward_response_headers,
     parse_request_options,
 )
-
-KEY = "s3cret"
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        [(b"authorization", b"Bearer s3cret")],
-        [(b"authorization", b"bearer s3cret ")],
-        [(b"x-api-key", b"s3cret")],
-        [(b"api-key", b"s3cret")],
-        [(b"x-patina-key", b"s3cret"), (b"authorization", b"Bearer theirs")],
-    ],
-)
-def test_the_key_is_taken_from_where_clients_put_it(headers: Any) -> None:
-    principal = authenticate(headers, KEY)
-    assert principal is not None
-    assert principal.key_name == "default"
-
-
-@pytest.mark.parametrize("headers", [[], [(b"authorization", b"Bearer nope")], [(b"authorization", b"Basic s3cret")], [(b"x-api-key", b"\xff")]])  # fmt: skip
-def test_a_missing_or_wrong_key_is_nobody(headers: Any) -> None:
-    assert authenticate(headers, KEY) is None
-
-
-def test_without_a_key_everybody_is_anonymous() -> None:
-    principal = authenticate([(b"authorization", b"Bearer whatever"), (b"user-agent", b"X/1")], "")
-    assert principal is not None
-    assert (principal.key_name, principal.client) == ("anonymous", "X/1")
 
 
 def test_explicit_words_in_headers_and_metadata() -> None:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from store.errors import ClaimLost
+from store.errors import ClaimLost, MadeOfForgotten
 from store.lifecycle import DropReason, Stage
 from store.record import Record
-from store.values import AdapterState, Feedback
-from tests.making import make_verdict
+from store.values import LOOP_SOURCE, AdapterState, Feedback, Selection, StepInputs, StepRole
+from tests.making import make_answer, make_turn, make_verdict
 from tests.store.test_record import POLICY, adapter, answered, scored, step
 
 
@@ -119,3 +119,46 @@ async def test_turns_are_claimed_oldest_first(record: Record) -> None:
         await record.add_verdict(make_verdict(turn_id, created_at=2_000.0 + age))
     found = [turn.turn_id for turn in await record.claim(POLICY, 3, worker="w", lease_s=60)]
     assert found == [ids[2], ids[0], ids[3]]
+
+
+async def test_a_policy_claims_its_own_turns_alone(record: Record) -> None:
+    await scored(record, 2)
+    await record.write_turns(
+        [make_turn("theirs", [{"role": "user", "content": "theirs"}], policy="other", session_id="o")]
+    )
+    await record.write_turns(
+        [make_turn("next", [{"role": "user", "content": "next"}], policy="other", session_id="o", parent_turn_id="theirs",
+                   next_state=make_answer("theirs", "next", "No."))]
+    )  # fmt: skip
+    await record.add_verdict(make_verdict("theirs"))
+    claimed = await record.claim("other", 8, worker="w", lease_s=60)
+    assert [one.turn_id for one in claimed] == ["theirs"]
+    assert "theirs" not in {one.turn_id for one in await record.claim(POLICY, 8, worker="w", lease_s=60)}
+
+
+async def test_what_was_computed_from_something_forgotten_is_not_published(record: Record) -> None:
+    first, second, third = await scored(record, 3)
+    await record.claim(POLICY, 3, worker="w", lease_s=600)
+    await record.publish(adapter(1), [first], step(1), worker="w")
+    await record.forget(Selection(turn=first), key=b"k")
+    assert await record.live_version(POLICY) == 0
+    for parent, used, is_published in ((1, second, False), (0, first, False), (0, third, True)):
+        inputs = StepInputs(turns={StepRole.RECENT: ((used, 1),)}, settings={})
+        made = record.publish(
+            adapter(2, parent_version=parent), [], step(2, inputs=inputs), worker="w", live=0
+        )
+        if is_published:
+            await made
+        else:
+            with pytest.raises(MadeOfForgotten):
+                await made
+        assert await record.live_version(POLICY) == (2 if is_published else 0)
+
+
+async def test_the_turns_of_a_loop_are_not_in_the_window_of_the_baseline(record: Record) -> None:
+    looped, plain = await answered(record, 2)
+    await record.add_verdict(make_verdict(looped, -1, source=LOOP_SOURCE))
+    await record.add_verdict(make_verdict(plain, 1))
+    await record.claim(POLICY, 2, worker="w", lease_s=60)
+    await record.drop([looped, plain], DropReason.NO_SIGNAL, worker="w")
+    assert [one.value for one in await record.recent_verdicts(POLICY, 8)] == [1]
