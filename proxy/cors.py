@@ -5,7 +5,7 @@ from __future__ import annotations
 from wire.headers import Headers, get_header
 
 _DAY_S = b"86400"
-_EXPOSED = b"x-patina-turn, x-patina-version, x-patina-wishes, x-request-id, retry-after"
+_EXPOSED = b"x-patina-turn, x-patina-journal, x-patina-version, x-patina-wishes, x-request-id, retry-after"
 
 
 class CorsPolicy:

@@ -202,6 +202,7 @@ REQUEST_HEADERS: Mapping[str, str] = {
 #: Response headers that Patina adds.
 RESPONSE_HEADERS: Mapping[str, str] = {
     "x-patina-turn": "the turn's id, for `/v1/feedback` and `explain`",
+    "x-patina-journal": "`memory`: the disk is full or broken, turns wait in memory to be written; `lost`: the memory is full too. As known when the reply begins",
     "x-patina-version": "the weights that answered, as `policy@version`; version 0 is the base model",
     "x-patina-wishes": "the number of wishes that were added to the prompt; absent where none was",
     "x-request-id": "the same id, where the backend sends none of its own",

@@ -616,7 +616,8 @@ class ChatRelay:
             if connection is not None:
                 connection.buffer_writes()
             if final_response.status is not None:
-                await send_head(send, final_response.status, final_response.headers)
+                headers = (*final_response.headers, *self._journal_headers())
+                await send_head(send, final_response.status, headers)
             await send_body(send, final_response.body)
         if connection is not None:
             connection.flush_writes()
@@ -653,6 +654,11 @@ class ChatRelay:
             self._counters.unrecorded += 1
             log.error("turn %s cannot be recorded: %s: %s", exchange.turn_id, type(exc).__name__, exc)
             return None
+
+    def _journal_headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the header that says that turns are not on the disk when their clients see the end."""
+        refuge = self._journal.refuge
+        return () if refuge is None else ((b"x-patina-journal", refuge.encode()),)
 
     async def _wait_written(self, written: asyncio.Future[None]) -> None:
         """Wait for the journal; while it cannot be written the client is served at once."""
@@ -858,7 +864,7 @@ class ChatRelay:
         """Send the backend's head with the turn's id. The length of a body that will be edited is not known yet."""
         headers = forward_response_headers(reply.headers, drop=_CONTENT_LENGTH if is_edited else frozenset())
         exchange.has_started = True
-        await send_head(send, reply.status, [*headers, *exchange.own_headers])
+        await send_head(send, reply.status, [*headers, *exchange.own_headers, *self._journal_headers()])
 
     async def _body_pieces(self, exchange: _Exchange, reply: BackendReply) -> AsyncIterator[bytes]:
         """Yield the body as it arrives, and count its bytes."""

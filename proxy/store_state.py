@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from store.catch_up import is_recorder_silent
-from store.heartbeats import SILENT_S
+from store.heartbeats import SILENT_S, is_running
 from store.journal import JournalWriter, Lag, journal_bytes
 from store.values import Heartbeat, Json
 
@@ -71,7 +71,7 @@ def describe_trainer(
         return "none", None, False  # a backend that only serves
     if beat is None or (not child.get("restarts") and beat.at < child.get("started_at", 0.0)):
         return "starting", None, False
-    if now - beat.at > SILENT_S:
+    if now - beat.at > SILENT_S and not is_running(beat, now):
         return "stopped", "the trainer sends no heartbeat", True
     # The error itself may quote people, and no key is needed to ask.
     return beat.state, LAST_STEP_FAILED if beat.detail.get("last_error") else None, False

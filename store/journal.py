@@ -164,10 +164,18 @@ class JournalWriter:
         self.rewritten = 0  # entries of segments that another program removed
         self.last_error: str | None = None  # why entries wait in memory at present
         self.last_loss: str | None = None
+        self._is_full = False  # the newest entry was lost
 
     @property
     def folder(self) -> Path:
         return self._folder
+
+    @property
+    def refuge(self) -> str | None:
+        """Return where entries go while the disk refuses them: "memory", or "lost" where that is full too; None: they are written."""
+        if self.last_error is None:
+            return None
+        return "lost" if self._is_full else "memory"
 
     def append(self, kind: EntryKind, payload: bytes) -> asyncio.Future[None] | None:
         """Append an entry.
@@ -191,10 +199,11 @@ class JournalWriter:
                     self._slow_until = began + _SLOW_PERIOD_S
                 return None
         if self._pending_bytes + len(entry) > self._memory_bytes:
-            self.lost += 1
+            self.lost, self._is_full = self.lost + 1, True
             self.last_loss = f"an entry of {len(entry)} bytes: the journal cannot be written ({self.last_error}) and the memory is full"
             return None
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._is_full = False
         self._pending.append((entry, written))
         self._pending_bytes += len(entry)
         if not self._is_closing and (self._flushing is None or self._flushing.done()):

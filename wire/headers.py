@@ -52,7 +52,7 @@ _OF_THE_PAGE = frozenset({b"x-patina-key", b"cookie", b"set-cookie"})
 
 
 #: The proxy sets these itself: a backend may be another Patina, and CORS is decided here.
-_OURS_TO_SAY = frozenset({b"x-patina-turn", b"x-patina-version", b"x-patina-wishes"})
+_OURS_TO_SAY = frozenset({b"x-patina-turn", b"x-patina-journal", b"x-patina-version", b"x-patina-wishes"})
 
 
 _CORS = b"access-control-"

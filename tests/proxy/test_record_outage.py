@@ -37,6 +37,17 @@ def ask(http: httpx.Client, text: str) -> str:
     return str(reply.headers["x-patina-turn"])
 
 
+def where_kept(http: httpx.Client, *, stream: bool = False) -> str | None:
+    """Return what a reply says of where its turn is while the disk refuses it."""
+    messages = [{"role": "user", "content": "where are you kept"}]
+    reply = http.post(
+        "/chat/completions", json={"model": "patina-tiny", "messages": messages, "stream": stream}
+    )
+    assert reply.status_code == 200
+    kept: str | None = reply.headers.get("x-patina-journal")
+    return kept
+
+
 def store(http: httpx.Client) -> Json:
     found: Json = http.get("/patina/status").json()["store"]
     return found
@@ -207,12 +218,14 @@ def test_a_journal_that_cannot_be_written_costs_no_reply_and_is_written_later(
         found = store(http)
         assert "too large" in found["journal_error"]
         assert (found["in_memory"], found["lost"]) == (4, 0)
+        assert where_kept(http) == where_kept(http, stream=True) == "memory"
         given = http.post("/feedback", json={"turn_id": max(ids), "thumbs": "up"})
         assert given.status_code == 503
         gateway.limit_files(resource.RLIM_INFINITY)
         found = until(http, is_settled)
         assert found["journal_error"] is None
-        assert written(record_file) == ids
+        assert written(record_file) >= ids
+        assert where_kept(http) is where_kept(http, stream=True) is None
     code, errors = gateway.stop()
     assert (code, "lost" in errors) == (0, False)
 

@@ -1,5 +1,9 @@
 """What `/health` says about the trainer."""
 
+import os
+import time
+from dataclasses import replace
+
 import pytest
 
 from proxy.store_state import LAST_STEP_FAILED, describe_trainer
@@ -36,3 +40,14 @@ def test_a_trainer_that_starts_is_neither_missing_nor_down(
     trainer: Heartbeat | None, runs: Heartbeat | None, found: tuple[str, str | None, bool]
 ) -> None:
     assert describe_trainer(trainer, runs, NOW) == found
+
+
+def test_a_trainer_that_runs_is_not_down_because_its_heartbeats_cannot_be_written() -> None:
+    now = time.time()
+    runs = Heartbeat(
+        process="supervisor", pid=1, state="running", detail={"trainer": {"started_at": now}}, at=now
+    )
+    trainer = Heartbeat(process="trainer", pid=os.getpid(), state="idle", detail={}, at=now)
+    assert describe_trainer(trainer, runs, now + 3600) == ("idle", None, False)
+    gone = replace(trainer, pid=2**22 - 1)
+    assert describe_trainer(gone, runs, now + 3600) == ("stopped", SILENT, True)

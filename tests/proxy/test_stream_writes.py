@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -12,6 +13,7 @@ from proxy.adapters import UpstreamAlias
 from proxy.auth import Principal
 from proxy.http_protocol import CONNECTION_EXTENSION, ClientConnection
 from proxy.relay import ChatRelay, RelayCounters
+from store.journal import EntryKind, JournalWriter
 
 DONE = b"data: [DONE]\n\n"
 
@@ -66,7 +68,7 @@ class FakeBackend:
 class FakeJournal:
     """Takes an entry at once, or when ``written`` is done."""
 
-    last_error = None
+    last_error = refuge = None
 
     def __init__(self, written: asyncio.Future[None] | None = None) -> None:
         self._written = written
@@ -75,8 +77,8 @@ class FakeJournal:
         return self._written
 
 
-async def serve(pieces: list[bytes], journal: Any, transport: Any) -> None:
-    """Serve one streamed request on a connection."""
+async def serve(pieces: list[bytes], journal: Any, transport: Any) -> dict[bytes, bytes]:
+    """Serve one streamed request on a connection; returns the headers of its reply."""
     backend: Any = FakeBackend(pieces)
     alias, counters, none = UpstreamAlias(backend, "tiny"), RelayCounters(), None
     relay = ChatRelay(backend, alias, journal, counters, none)  # type: ignore[arg-type]  # nothing is passed through
@@ -86,13 +88,17 @@ async def serve(pieces: list[bytes], journal: Any, transport: Any) -> None:
     async def receive() -> Any:
         return {"type": "http.request", "body": body}
 
+    found: dict[bytes, bytes] = {}
+
     async def send(message: Any) -> None:
+        found.update(message.get("headers", ()))
         connection.write(message.get("body", b"HEAD "))
 
     scope: Any = {"type": "http", "headers": [], "extensions": {CONNECTION_EXTENSION: connection}}
     await relay(
         scope, receive, send, principal=Principal(key_name="k", client="c"), path="/v1/chat/completions", session=None
     )  # fmt: skip
+    return found
 
 
 async def test_the_head_leaves_with_the_first_events_and_the_last_events_with_the_closing_one() -> None:
@@ -121,3 +127,20 @@ async def test_a_backend_that_stays_silent_after_the_closing_event_holds_nothing
     transport = FakeTransport()
     await serve([event("one") + DONE, b""], FakeJournal(), transport)
     assert transport.written == [b"HEAD " + event("one"), DONE]
+
+
+async def test_a_reply_says_where_its_turn_goes_while_the_disk_refuses_it(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    folder.write_bytes(b"")  # no folder: nothing can be written
+    journal = JournalWriter(folder, "gateway", memory_bytes=2_000)
+    said = []
+    for _ in range(4):
+        headers = await serve([event("one") + DONE], journal, FakeTransport())
+        said.append((headers.get(b"x-patina-journal"), journal.lost))
+    assert said[0] == (None, 0)  # nothing was known before its end
+    assert said[1][0] == b"memory"
+    assert said[-1][0] == b"lost"
+    assert [lost for _, lost in said] == sorted(lost for _, lost in said)
+    folder.unlink()
+    await journal.append_written(EntryKind.EXCHANGE, b"", 30.0)
+    assert b"x-patina-journal" not in await serve([event("one") + DONE], journal, FakeTransport())
