@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proxy.auth import authenticate
-from store.keys import Keyring
+from store.keys import KeyFile, Keyring
 
 KEY = "s3cret"
 
@@ -70,3 +71,19 @@ def test_different_credentials_are_different_people_and_one_is_always_the_same()
     assert one != two
     assert one == again
     assert "one" not in one.removeprefix("caller-")
+
+
+def test_our_own_field_comes_first_and_only_beside_it_credentials_pass(tmp_path: Path) -> None:
+    """A key of ours in the field of the backend's credentials must not be sent to the backend."""
+    file = KeyFile(tmp_path / "keys.json")
+    ring = Keyring(KEY, named=file)
+    ann = file.add("ann").encode()
+    for headers, name, passes in (
+        ([(b"authorization", b"Bearer " + ann), (b"x-patina-key", KEY.encode())], "default", True),
+        ([(b"x-patina-key", ann), (b"authorization", b"Bearer s3cret")], "ann", True),
+        ([(b"authorization", b"Bearer " + ann)], "ann", False),
+        ([(b"x-api-key", ann)], "ann", False),
+    ):
+        found = authenticate(headers, ring, passes_credentials=True)
+        assert found is not None
+        assert (found.key_name, found.passes_credentials) == (name, passes)

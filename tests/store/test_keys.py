@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from store.errors import ConfigError
-from store.keys import KeyFile, Keyring, digest_of, new_key, write_secret
+from store.keys import KeyFile, Keyring, digest_of, new_key, read_key_file, write_secret
 
 
 def wait_for_look() -> None:
@@ -145,3 +145,16 @@ def test_a_digest_counts_whole(tmp_path: Path) -> None:
         other = whole[:place] + ("0" if whole[place] != "0" else "1") + whole[place + 1 :]
         assert ring.of_digest(other) is None
     assert ring.of_digest(whole[:32]) is ring.of_digest(whole + "0") is ring.of_digest("") is None
+
+
+@pytest.mark.parametrize("text", ["", "\n", "  \n\n"])
+def test_a_key_file_without_a_key_stops_the_start_instead_of_opening_the_home(
+    tmp_path: Path, text: str
+) -> None:
+    file = tmp_path / "api_key"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="is empty"):
+        read_key_file(file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_key_file(tmp_path / "none")
+    assert read_key_file(None) == ""
