@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ from store.values import (
     ClientTraffic,
     Heartbeat,
     Json,
+    PreviewReply,
     RecordStatus,
     ReleaseStage,
     ScoredTurn,
@@ -444,6 +445,10 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
         shown = {
             **_version_json(adapter),
             "release": releases.to_json(tried[0]) if tried else None,
+            "preview": [
+                {"question": question, **asdict(one)}
+                for question, one in await record.preview_replies(policy, adapter.version)
+            ],
             "turns": [_turn_json(t) for t in turns],
             "unused_turns": [
                 {**_turn_json(turn), "drop_reason": reason.value, "sentence": sentence}
@@ -463,6 +468,14 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
         console.print(escape(releases.sentence(release)))
         for line in releases.number_lines(release):
             console.print(f"  {line}")
+    errors = releases.prediction_errors(await record.adapters(policy), await record.canary_releases(policy))
+    for line in (
+        *releases.preview_lines(adapter.metrics, tried[0] if tried else None),
+        releases.calibration_line(errors),
+    ):
+        if line:
+            console.print(escape(line))
+    _print_preview(console, await record.preview_replies(policy, adapter.version))
     texts = {wish.wish_id: wish.text for wish in await record.wishes(policy)}
     for row in learnt_rows(adapter.metrics):
         where = "in the weights" if row["retired"] else "still in the prompt"
@@ -484,6 +497,16 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
     console.print(table)
     _print_unused(console, unused)
     return 0
+
+
+def _print_preview(console: Console, replies: Sequence[tuple[str, PreviewReply]]) -> None:
+    """Show the past questions that two versions answer most differently."""
+    if not replies:
+        return
+    table = Table("your request", "the live version", "this version")
+    for question, one in replies:
+        table.add_row(escape(clip(question)), escape(clip(one.live, LONG)), escape(clip(one.new, LONG)))
+    console.print(table)
 
 
 async def _unused_turns(record: Record, adapter: AdapterVersion) -> list[tuple[ScoredTurn, DropReason, str]]:

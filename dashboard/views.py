@@ -18,6 +18,7 @@ from store.drop_reasons import REMEDIES, SENTENCES, sentence_of
 from store.heartbeats import SILENT_S, is_running
 from store.lifecycle import DropReason
 from store.record import Record
+from store.releases import calibration_line, prediction_errors, preview_lines
 from store.settings import DEFAULT_ORIGIN, Settings, origins_of, to_json
 from store.texts import content_text, last_user_text, strip_controls
 from store.values import (
@@ -276,11 +277,13 @@ async def version(record: Record, viewer: Viewer, number: int) -> Json | None:
     turns, count, hidden = await record.version_samples(viewer.policy, number, VERSION_TURNS, viewer.key_name)
     gate = adapter.metrics.get("gate") or {}
     releases, _ = sort_out(await record.canary_releases(viewer.policy), _release_name)
+    adapters, _ = sort_out(await record.adapters(viewer.policy), lambda one: f"Version {one.version}")
+    release = next((one for one in releases if one.version == number), None)
     return {
         "adapter": adapter,
         "live": await record.live_version(viewer.policy),
         "is_pinned": number in await record.pins(viewer.policy),
-        "release": next((one for one in releases if one.version == number), None),
+        "release": release,
         "turns": turns,
         "more": count - len(turns),
         "hidden": hidden,
@@ -290,6 +293,9 @@ async def version(record: Record, viewer: Viewer, number: int) -> Json | None:
         "wishes": wish_measures(adapter.metrics, await record.wishes(viewer.policy))
         if viewer.can_change
         else [],
+        "preview": list(preview_lines(adapter.metrics, release)) if viewer.can_change else [],
+        "calibration": calibration_line(prediction_errors(adapters, releases)) if viewer.can_change else "",
+        "changed": await record.preview_replies(viewer.policy, number, viewer.key_name),
         "back": version_before(await record.alias_moves(viewer.policy)),
         "examples": examples(gate),
     }

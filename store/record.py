@@ -39,7 +39,7 @@ from store.values import BASE_VERSION, Feedback, Heartbeat, Json, NewTurn, gatew
 from store.verify import verify
 
 #: Newest migration this code knows. A test holds it against `migrations/`.
-SCHEMA_REVISION = "0038"
+SCHEMA_REVISION = "0039"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -186,6 +186,7 @@ class Record:
 
     waiting = _read(trainer.waiting)
     accepted_turns = _read(trainer.accepted_turns)
+    newest_turns = _read(trainer.newest_turns)
     count_accepted = _read(trainer.count_accepted)
     claim = _write(trainer.claim)
     renew = _write(trainer.renew)
@@ -198,6 +199,8 @@ class Record:
     routes = _read(canary.routes)
     settle_release = _write(canary.settle)
     drawn_conversations = _read(canary.drawn_conversations)
+    add_preview = _write(canary.add_preview)
+    preview_replies = _read(canary.preview_replies)
     conversations_before = _read(canary.conversations_before)
     active_keys = _read(canary.active_keys)
     reject = _write(trainer.reject)

@@ -7,7 +7,8 @@ change in whole transactions of the scorer (stated, withdrawn), the trainer (mea
 has one writing process:
 
     proxy   messages, nodes, turns, next_states, feedback        trainer  adapters, steps, step_turns,
-                                                                 canary_releases
+                                                                 canary_releases,
+                                                                 preview_replies
     scorer  verdicts                                             alias_moves: trainer (publish) and a person (rollback)
     person  controls; forgotten_turns, forget_jobs (`cli.forgetting`)
 
@@ -276,6 +277,19 @@ canary_releases = Table(
     Column("reason", Text, nullable=False),
     Column("numbers", Text, nullable=False),  # JSON: what the newest comparison counted
     Index(None, "stage"),
+)
+
+preview_replies = Table(
+    "preview_replies",
+    metadata,
+    # Of past questions, so they go with the turn that asked.
+    Column("policy", String(128), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("turn_id", _ID, ForeignKey("turns.turn_id", ondelete="CASCADE"), primary_key=True),
+    Column("live", Text, nullable=False),
+    Column("new", Text, nullable=False),
+    Column("change", Float, nullable=False),
+    Index(None, "turn_id"),
 )
 
 steps = Table(

@@ -662,6 +662,21 @@ class DrawnConversation:
     complaints: tuple[bool, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreviewReply:
+    """A past question as two versions answer it.
+
+    Attributes:
+        turn_id: of the question.
+        change: share of the words that differ, in [0, 1].
+    """
+
+    turn_id: str
+    live: str
+    new: str
+    change: float
+
+
 class StepRole(StrEnum):
     """What a step used a turn for."""
 

@@ -243,6 +243,16 @@ def remove_version(folder: Path) -> None:
         raise AdapterError(f"{folder} cannot be removed: {error.strerror or error}") from error
 
 
+def read_rank(folder: Path) -> int | None:
+    """Return the rank of the adapter in a version's folder; None where it does not say. Raises: AdapterError."""
+    try:
+        found = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise AdapterError(f"the adapter in {folder} cannot be read: {error}") from error
+    rank = found.get("r")
+    return rank if isinstance(rank, int) else None
+
+
 def sweep(
     adapters: Path,
     versions: Iterable[AdapterVersion],

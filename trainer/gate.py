@@ -297,21 +297,24 @@ class GateProbe:
         return {name: values for name, values in found.items() if values}
 
     def _calls(self, reply: Reply, name: str) -> bool:
-        """Whether the reply is one valid call of that tool. Models without our markup may write the bare JSON."""
-        # Markup is what is looked for, so special tokens stay; the end of the turn is none of it.
-        ids = reply.token_ids[:-1] if reply.finished else reply.token_ids
-        text = self._policy.decode(ids, markup=True)
-        parser = ToolCallParser()
-        parts = [*parser.feed(text), *parser.flush()]
-        calls = [part for part in parts if isinstance(part, ToolCall)]
-        if not calls:
-            parser = ToolCallParser()
-            parts = [*parser.feed(f"<tool_call>{text.strip()}"), *parser.flush()]
-            calls = [part for part in parts if isinstance(part, ToolCall)]
-        return [call.name for call in calls] == [name]
+        """Whether the reply is one valid call of that tool."""
+        return called_tools(self._policy, reply) == [name]
 
     def _greedy(self, prompts: Sequence[Sequence[int]], weights: Weights) -> list[Reply]:
         return self._policy.sample(prompts, max_tokens=MAX_TOKENS, temperature=0.0, weights=weights)
+
+
+def called_tools(policy: Policy, reply: Reply) -> list[str]:
+    """Return the names of the valid calls in a reply. Models without our markup may write the bare JSON."""
+    # Markup is what is looked for, so special tokens stay; the end of the turn is none of it.
+    ids = reply.token_ids[:-1] if reply.finished else reply.token_ids
+    text = policy.decode(ids, markup=True)
+    for written in (text, f"<tool_call>{text.strip()}"):
+        parser = ToolCallParser()
+        parts = [*parser.feed(written), *parser.flush()]
+        if calls := [part.name for part in parts if isinstance(part, ToolCall)]:
+            return calls
+    return []
 
 
 def _ask(policy: Policy, question: str) -> list[int]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from serving.prompt_window import PromptWindow
 from store.lifecycle import DropReason
-from store.values import AdapterVersion, Json, ScoredTurn, Wish
+from store.values import AdapterVersion, Json, PreviewReply, ScoredTurn, Wish
 
 if TYPE_CHECKING:  # the trainer at rest loads no torch
     from torch import Tensor
@@ -222,6 +222,21 @@ class Outcome:
     measures: Mapping[int, Json] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """What a preview found.
+
+    Attributes:
+        rejected: sentences against the version; empty: it may be tried.
+        numbers: means and differences, without any words.
+        replies: the most changed ones.
+    """
+
+    rejected: tuple[str, ...] = ()
+    numbers: Json = field(default_factory=dict)
+    replies: tuple[PreviewReply, ...] = ()
+
+
 class AttemptPhase(NamedTuple):
     """What an attempt does now, and since when (`time.time`); name "": there is no attempt."""
 
@@ -258,6 +273,15 @@ class VersionTrainer(Protocol):
         ...
 
     def attempt(self, job: VersionJob) -> Outcome: ...
+
+    def preview(self, job: VersionJob, past: Sequence[ScoredTurn], live: Path | None) -> Preview | None:
+        """Compare the version just made with the live one on past turns; None: the weights are not here, or there is too little to ask.
+
+        Args:
+            past: the newest first.
+            live: folder of the live version; None: the base model.
+        """
+        ...
 
     def commit(self, number: int) -> None: ...
 

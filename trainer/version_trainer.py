@@ -17,7 +17,8 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -32,12 +33,13 @@ from store.settings import Settings, to_json
 from store.texts import counted
 from store.training_plan import TrainingPlan, read_plan, write_plan
 from store.values import BASE_VERSION, AdapterVersion, Json, ScoredTurn, adapter_name
+from store.wish_states import MAX_WISHES, by_age, in_prompt
 from trainer.advantages import wish_streams
 from trainer.attestation import FixedText
 from trainer.batch import Sample, SampleKind
 from trainer.calibrate import calibrate
 from trainer.canaries import load_canaries
-from trainer.checkpoint import finite, remove_version, verify_version, write_version
+from trainer.checkpoint import finite, read_rank, remove_version, verify_version, write_version
 from trainer.cost import (
     ANCHOR_CHOICE,
     BUDGET_S,
@@ -52,7 +54,8 @@ from trainer.cost import (
 from trainer.gate import Gate, GateMeasures
 from trainer.plan import StepPlan
 from trainer.policy import LocalPolicy
-from trainer.protocol import AttemptPhase, Outcome, Policy, TurnRefusal, VersionJob
+from trainer.preview import Previewer
+from trainer.protocol import AttemptPhase, Outcome, Policy, Preview, TurnRefusal, VersionJob
 from trainer.samples import ActiveWishes, PreparedBatch, is_repetitive, prepare, weighed
 from trainer.step import train
 from trainer.wish_meter import PROBES, WishMeter
@@ -406,6 +409,10 @@ class BaseVersionTrainer(ABC, Generic[P]):
             },
         )
 
+    def preview(self, job: VersionJob, past: Sequence[ScoredTurn], live: Path | None) -> Preview | None:
+        """See `trainer.protocol.VersionTrainer.preview`; here the weights are elsewhere."""
+        return None
+
     def commit(self, number: int) -> None:
         """The attempt was published as this version."""
         self.version = number
@@ -501,6 +508,37 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
             self.cost = self.cost.with_measured(expected, outcome.metrics["busy_s"])
             write_plan(self._settings.home, self.cost)
         return outcome
+
+    def preview(self, job: VersionJob, past: Sequence[ScoredTurn], live: Path | None) -> Preview | None:
+        """See `trainer.protocol.VersionTrainer.preview`; a version that is rejected is undone."""
+        if live is not None and read_rank(live) != self._settings.lora_rank:
+            return None  # it cannot be loaded beside the new one
+        self._enter("preview")
+        previewer = Previewer(
+            self._policy,
+            served=join_wishes(wish.text for wish in in_prompt(job.wishes)),
+            taught=join_wishes(wish.text for wish in by_age(job.wishes)[-MAX_WISHES:]),
+            place=self.calibration.placement,
+        )
+        found = previewer.preview(
+            past, lambda: self._as_live(live), rejects=not self._settings.custom_rm_path
+        )
+        if found is not None and found.rejected:
+            self.revert()
+        return found
+
+    @contextmanager
+    def _as_live(self, folder: Path | None) -> Iterator[None]:
+        """Be the live version inside."""
+        now = self._policy.snapshot()
+        try:
+            if folder is None:
+                self._policy.reset(self._settings.seed)
+            else:
+                self._policy.load_version(folder)
+            yield
+        finally:
+            self._policy.restore(now)
 
     def _backend_metrics(self) -> Json:
         at = self._entered

@@ -38,6 +38,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -73,12 +74,12 @@ from store.values import (
 )
 from store.version_folders import folder_of, version_folders
 from store.wish_states import learnt_rows
-from trainer.checkpoint import folder_size, sweep, versions_to_keep
+from trainer.checkpoint import finite, folder_size, sweep, versions_to_keep
 from trainer.deaths import Deaths
 from trainer.device import Device, make_device
 from trainer.due import Due, DueFinder, Pause, next_passes
 from trainer.plan import StepPlan
-from trainer.protocol import Outcome, TurnRefusal, VersionJob, VersionTrainer
+from trainer.protocol import Outcome, Preview, TurnRefusal, VersionJob, VersionTrainer
 from trainer.weights_thread import WeightsThread
 
 POLL_S = 0.5
@@ -95,6 +96,8 @@ _SERVER_S = 5.0
 _RECENT = 64
 #: Turns without a verdict or hint that a step takes along at most: a session without other verdicts may teach through one.
 _BYSTANDERS = 64
+#: Newest turns that a preview reads.
+_PREVIEW_TURNS = 200
 
 
 @dataclass(slots=True)
@@ -343,6 +346,8 @@ class TrainerWorker:
             trainer.on_review = note
             try:
                 outcome = await self._on_thread(lambda: trainer.attempt(job))
+                share = await self._due.releases.share_of_next(policy)
+                preview = await self._preview(policy, job, outcome, live) if share else None
             finally:
                 self._deaths.end(held)
                 await asyncio.gather(*noting)
@@ -353,8 +358,10 @@ class TrainerWorker:
                 }
                 report = replace(report, metrics={**times, "device": _changes(waits, self._device.state())})
             await self._note_wishes(outcome)
+            if preview is not None:
+                outcome = replace(outcome, rejected=preview.rejected)
             try:
-                await self._settle(claimed, outcome, report, number, live)
+                await self._settle(claimed, outcome, report, number, live, share, preview)
             except (AliasMoved, ClaimLost) as late:
                 await self._undo(outcome, late)
                 raise
@@ -368,6 +375,15 @@ class TrainerWorker:
             self._step_now = None
             renewal.cancel()
             await asyncio.gather(renewal, return_exceptions=True)
+
+    async def _preview(self, policy: str, job: VersionJob, outcome: Outcome, live: int) -> Preview | None:
+        """Compare a version that the gate admits with the live one on past turns, before it is tried on people."""
+        if outcome.written is None or outcome.rejected:
+            return None
+        past = await self._record.newest_turns(policy, _PREVIEW_TURNS)
+        adapter = await self._record.adapter(policy, live) if live != BASE_VERSION else None
+        folder = None if adapter is None else Path(adapter.path)
+        return await self._on_thread(lambda: self._ready().preview(job, past, folder))
 
     async def _job(
         self, policy: str, number: int, claimed: Sequence[ScoredTurn], recent: Sequence[RecentVerdict]
@@ -461,16 +477,22 @@ class TrainerWorker:
                 return
 
     async def _settle(
-        self, claimed: list[ScoredTurn], outcome: Outcome, report: StepReport, number: int, live: int
+        self,
+        claimed: list[ScoredTurn],
+        outcome: Outcome,
+        report: StepReport,
+        number: int,
+        live: int,
+        share: float,
+        preview: Preview | None,
     ) -> None:
-        """Write what became of the claimed turns."""
+        """Write what became of the claimed turns.
+
+        Args:
+            share: of the new conversations that the version serves first; 0: it goes live at once.
+        """
         policy = report.policy
-        alike: dict[TurnRefusal, list[str]] = {}
-        for turn_id, refusal in outcome.refused.items():
-            alike.setdefault(refusal, []).append(turn_id)
-        for refusal, ids in alike.items():
-            dropped = await self._record.drop(ids, refusal.reason, worker=self._name, detail=refusal.detail)
-            self._counters.dropped[refusal.reason.value] += dropped
+        await self._drop_refused(outcome)
         trained = [turn.turn_id for turn in claimed if turn.turn_id not in outcome.refused]
         if outcome.written is None:
             await self._leave_withdrawn(policy, live, outcome)
@@ -488,7 +510,12 @@ class TrainerWorker:
             state=AdapterState.REJECTED if outcome.rejected else AdapterState.PUBLISHED,
             reason="; ".join(outcome.rejected) or outcome.reason,
             method=self._settings.method,
-            metrics={**metrics, "turns": len(trained), "unused_turns": _codes(outcome.refused)},
+            metrics={
+                **metrics,
+                "turns": len(trained),
+                "unused_turns": _codes(outcome.refused),
+                **({"preview": finite(preview.numbers)} if preview is not None else {}),
+            },
             created_at=now,
         )
         done = StepReport(
@@ -516,18 +543,23 @@ class TrainerWorker:
             )
         else:
             await self._record.publish(
-                adapter,
-                trained,
-                done,
-                worker=self._name,
-                canary_share=await self._due.releases.share_of_next(policy),
-                live=live,
+                adapter, trained, done, worker=self._name, canary_share=share, live=live
             )
             self._counters.published += 1
             await self._on_thread(lambda: self._ready().commit(number))
             await self._prune(policy, number)
+        if preview is not None:
+            await self._record.add_preview(policy, number, preview.replies)
         if self._log is not None:
             self._log({"version": number, "rejected": bool(outcome.rejected), **outcome.metrics})
+
+    async def _drop_refused(self, outcome: Outcome) -> None:
+        alike: dict[TurnRefusal, list[str]] = {}
+        for turn_id, refusal in outcome.refused.items():
+            alike.setdefault(refusal, []).append(turn_id)
+        for refusal, ids in alike.items():
+            dropped = await self._record.drop(ids, refusal.reason, worker=self._name, detail=refusal.detail)
+            self._counters.dropped[refusal.reason.value] += dropped
 
     async def _undo(self, outcome: Outcome, late: AliasMoved | ClaimLost) -> None:
         """Be what the policy was, after the record refused what was made of it.

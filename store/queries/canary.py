@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,13 +15,14 @@ from store.database import upsert
 from store.hashing import exact_json
 from store.queries.alias import move_alias
 from store.queries.common import aliases, chain_messages, lock_aliases, moment, read_object, value_of
-from store.texts import first_user_text
+from store.texts import first_user_text, last_user_text
 from store.values import (
     BASE_VERSION,
     AliasMove,
     CanaryRelease,
     DrawnConversation,
     Json,
+    PreviewReply,
     ReleaseStage,
     TurnKind,
 )
@@ -200,6 +202,45 @@ def active_keys(connection: sa.Connection, policy: str, since: float) -> int:
         t.policy == policy, t.kind == TurnKind.MAIN.value, t.created_at >= since
     )
     return int(connection.execute(count).scalar_one())
+
+
+def add_preview(
+    connection: sa.Connection, policy: str, version: int, replies: Sequence[PreviewReply]
+) -> None:
+    """Insert the replies of a preview, those whose questions are still in the record."""
+    t = schema.turns.c
+    asked = [one.turn_id for one in replies]
+    known = set(connection.execute(sa.select(t.turn_id).where(t.turn_id.in_(asked))).scalars())
+    for one in replies:
+        if one.turn_id in known:
+            row = {"policy": policy, "version": version, **asdict(one)}
+            upsert(connection, schema.preview_replies, row, ["policy", "version", "turn_id"])
+
+
+def preview_replies(
+    connection: sa.Connection, policy: str, version: int, key_name: str | None = None
+) -> list[tuple[str, PreviewReply]]:
+    """Return the questions of a preview with their replies, the most changed first.
+
+    Args:
+        key_name: only those of this key; None: all.
+    """
+    r, t = schema.preview_replies.c, schema.turns.c
+    query = (
+        sa.select(schema.preview_replies, t.history_node)
+        .join(schema.turns, t.turn_id == r.turn_id)
+        .where(r.policy == policy, r.version == version)
+        .order_by(r.change.desc(), r.turn_id)
+    )
+    if key_name is not None:
+        query = query.where(t.key_name == key_name)
+    return [
+        (
+            last_user_text(chain_messages(connection, row.history_node)),
+            PreviewReply(turn_id=row.turn_id, live=row.live, new=row.new, change=row.change),
+        )
+        for row in connection.execute(query)
+    ]
 
 
 def _release(row: Row[Any]) -> CanaryRelease:

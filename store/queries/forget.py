@@ -236,6 +236,8 @@ def _retire_versions(connection: sa.Connection, closure: Closure, now: float) ->
             .where(is_one)
             .values(state=AdapterState.FORGOTTEN.value, reason="", metrics="{}")
         )
+        # A preview holds replies of two versions: one of them may be tainted.
+        connection.execute(sa.delete(schema.preview_replies).where(schema.preview_replies.c.policy == policy))
         connection.execute(
             sa.update(schema.steps)
             .where(s.policy == policy, s.version.in_(versions))

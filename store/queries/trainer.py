@@ -371,6 +371,23 @@ def accepted_turns(connection: sa.Connection, policy: str, limit: int) -> list[S
     return [_scored(connection, row.turn_id) for row in rows]
 
 
+def newest_turns(connection: sa.Connection, policy: str, limit: int) -> list[ScoredTurn]:
+    """Return the newest main turns that were answered, the newest first."""
+    t = schema.turns.c
+    rows = connection.execute(
+        sa.select(t.turn_id)
+        .where(
+            t.policy == policy,
+            t.kind == TurnKind.MAIN.value,
+            t.status_code < 400,
+            t.completion_token_ids != "[]",
+        )
+        .order_by(t.created_at.desc(), t.turn_id)
+        .limit(limit)
+    )
+    return [_scored(connection, turn_id) for turn_id in rows.scalars().all()]
+
+
 def count_accepted(connection: sa.Connection, policy: str) -> int:
     """Return how many `accepted_turns` there are."""
     return int(

@@ -19,7 +19,7 @@ from store.examples import COMPLAINTS, QUESTIONS
 from store.journal import EntryKind, read_entries, segments
 from store.keys import KeyFile, Keyring
 from store.record import Record
-from store.values import AdapterState, Heartbeat, WishState
+from store.values import AdapterState, Heartbeat, PreviewReply, WishState
 from tests.dashboard.conftest import HOSTILE, OWNER_KEY, POLICY, sign_in
 from tests.dashboard.test_hostile_text import HostileGateway
 from tests.making import make_verdict
@@ -318,6 +318,27 @@ async def test_a_version_is_pinned_and_tried_from_its_page(page: httpx.AsyncClie
     await record.close()
     for path in ("/dashboard", "/dashboard/versions", "/dashboard/versions/1"):
         assert "on trial with 50% of the new conversations" in (await page.get(path)).text, path
+
+
+async def test_a_preview_shows_the_replies_to_questions_of_the_own_key_alone(
+    page: httpx.AsyncClient, keys: KeyFile, record_url: str
+) -> None:
+    bob = keys.add("bob", adapter="")
+    record = await Record.open(record_url)
+    rows = [
+        PreviewReply(turn_id=name, live=HOSTILE, new=f"new to {name}", change=1.0) for name in ("t1", "b1")
+    ]
+    await record.add_preview(POLICY, 1, rows)
+    await record.close()
+    await sign_in(page)
+    own = (await page.get("/dashboard/versions/1")).text
+    assert "new to t1" in own
+    assert "<script>alert(1)" not in own
+    page.cookies.clear()
+    await sign_in(page, bob)
+    other = (await page.get("/dashboard/versions/1")).text
+    assert "new to b1" in other
+    assert "new to t1" not in other
 
 
 async def test_a_step_shows_its_samples_with_the_votes_and_where_it_ended(

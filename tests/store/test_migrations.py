@@ -128,7 +128,11 @@ def test_an_upgrade_that_fails_changes_nothing(
 
 
 #: Takes a new record back to the schema of each revision's predecessor.
-UNDO = {"0037": ("ALTER TABLE turns DROP COLUMN drawn",), "0038": ("DROP TABLE forget_jobs",)}
+UNDO = {
+    "0037": ("ALTER TABLE turns DROP COLUMN drawn",),
+    "0038": ("DROP TABLE forget_jobs",),
+    "0039": ("DROP TABLE preview_replies",),
+}
 
 
 def test_every_revision_of_the_chain_leads_to_the_declared_tables(record_url: str) -> None:

@@ -4,16 +4,26 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cli.commands import ranges
 from cli.main import main
 from store.record import Record
-from store.releases import number_lines, sentence
-from store.values import CanaryRelease, DrawnConversation, ReleaseStage
+from store.releases import calibration_line, number_lines, prediction_errors, preview_lines, sentence
+from store.values import (
+    AdapterVersion,
+    CanaryRelease,
+    DrawnConversation,
+    PreviewReply,
+    ReleaseStage,
+    Selection,
+)
 from tests.cli.test_commands import POLICY as CLI_POLICY
 from tests.cli.test_commands import fill
+from tests.making import make_turn
+from tests.proxy.test_adapters import make_adapter
 from tests.store.queries.test_canary import POLICY, publish
 from trainer.canary_release import compare
 
@@ -63,6 +73,9 @@ def test_reachable_versions_are_shown_as_ranges(versions: list[int], words: str)
 async def prepare(record: Record) -> None:
     await publish(record, 1, policy=CLI_POLICY)
     await publish(record, 2, share=0.5, policy=CLI_POLICY)
+    await record.write_turns([make_turn("asked", policy=CLI_POLICY)])
+    reply = PreviewReply(turn_id="asked", live="The live reply.", new="The new reply.", change=0.5)
+    await record.add_preview(CLI_POLICY, 2, [reply])
 
 
 def run(capsys: pytest.CaptureFixture[str], home: Path, *words: str) -> str:
@@ -85,5 +98,71 @@ def test_commands_show_a_version_on_trial_and_pin_it(
     why = run(capsys, tmp_path, "why", "2")
     assert "on trial with 50% of the new conversations" in why
     assert "nothing was counted yet" in why
+    assert "The live reply." in why
+    assert "The new reply." in why
     assert f"{CLI_POLICY}@2: on trial" in run(capsys, tmp_path, "status")
     assert "no longer pinned" in run(capsys, tmp_path, "pin", "2", "--remove")
+
+
+def previewed(predicted: float | None, difference: tuple[float, float]) -> dict[str, Any]:
+    low, high = difference
+    trait = {
+        "new": 30.0,
+        "live": 50.0,
+        "teacher": 31.0,
+        "difference": {"mean": -20.0, "low": low, "high": high},
+    }
+    complaints = None if predicted is None else {"new": predicted, "live": 0.3, "judged": 60}
+    return {
+        "preview": {
+            "questions": 40, "unasked": {"new": 0.05, "live": 0.1, "bound": 2.0}, "traits": {"tokens": trait}, "complaints": complaints,
+        }
+    }  # fmt: skip
+
+
+def test_a_preview_is_shown_with_what_differs_for_certain_and_with_what_happened() -> None:
+    tried = replace(
+        release(ReleaseStage.KEPT), numbers={"canary": {"complaints": 3, "judged": 20, "conversations": 9}}
+    )
+    assert list(preview_lines(previewed(0.12, (-24.0, -16.0)), tried)) == [
+        "asked 40 past questions again: 5% of the replies say what neither question nor wish asks for, of the live version 10%",
+        "tokens of a reply: live 50, new 30, teacher 31",
+        "predicted complaints: 12% of the judged turns, of the live version 30%; happened: 15% of 20",
+    ]
+    assert len(list(preview_lines(previewed(None, (-24.0, 4.0))))) == 1
+    assert list(preview_lines({})) == list(preview_lines({"preview": {"unreadable": "soon"}})) == []
+
+
+def test_predictions_are_scored_against_what_happened() -> None:
+    def version(number: int, predicted: float | None) -> AdapterVersion:
+        adapter = make_adapter(POLICY, number, Path("/nowhere"), created_at=0.0)
+        return replace(adapter, metrics=previewed(predicted, (0.0, 0.0)))
+
+    def tried(number: int, complaints: int, judged: int) -> CanaryRelease:
+        arm = {"complaints": complaints, "judged": judged, "conversations": judged}
+        return replace(release(ReleaseStage.KEPT), version=number, numbers={"canary": arm})
+
+    versions = [version(1, 0.1), version(2, 0.4), version(3, None), version(4, 0.5)]
+    errors = prediction_errors(versions, [tried(1, 6, 20), tried(2, 8, 20), tried(3, 1, 5)])
+    assert errors == [(0.1, 0.3, 20), (0.4, 0.4, 20)]
+    assert (
+        calibration_line(errors)
+        == "predictions so far: 2 versions, 25% predicted and 35% happened; 10 points off on average"
+    )
+    assert calibration_line([]) == ""
+
+
+async def test_the_replies_of_a_preview_belong_to_the_key_that_asked_and_go_with_the_turn(
+    record: Record,
+) -> None:
+    for name, key in (("t1", "alice"), ("t2", "bob")):
+        messages = [{"role": "user", "content": f"Question of {key}?"}]
+        await record.write_turns([make_turn(name, messages, policy=POLICY, key_name=key, session_id=name)])
+    rows = [PreviewReply(turn_id=name, live="a", new="b", change=1.0) for name in ("t1", "t2", "gone")]
+    await record.add_preview(POLICY, 2, rows)
+    assert [(text, one.turn_id) for text, one in await record.preview_replies(POLICY, 2, "bob")] == [
+        ("Question of bob?", "t2")
+    ]
+    assert len(await record.preview_replies(POLICY, 2)) == 2
+    await record.forget(Selection(key_name="bob"), key=b"k" * 32)
+    assert [one.turn_id for _, one in await record.preview_replies(POLICY, 2)] == ["t1"]

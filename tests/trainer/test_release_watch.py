@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import torch
 
 from store.canary_arms import is_in_canary
+from store.manifest import ADAPTER_WEIGHTS
 from store.queries.canary import WINDOW_S
 from store.record import Record
 from store.settings import Settings
@@ -16,6 +18,8 @@ from store.values import AdapterState, ReleaseStage
 from tests.making import make_turn, make_verdict
 from tests.trainer.gates import open_the_gate
 from tests.trainer.test_worker import POLICY, Bench, settings_of
+from trainer.preview import FEWEST, Previewer
+from trainer.protocol import Preview
 from trainer.release_watch import SHARE_OF_MANY, SHARE_OF_ONE
 from trainer.sequential_rates import LIMIT
 
@@ -128,3 +132,52 @@ async def test_the_share_is_smaller_where_several_keys_use_the_policy(bench: Ben
         turn = make_turn(f"of-{key}", policy=POLICY)
         await bench.record.write_turns([replace(turn, key_name=key, created_at=time.time())])
     assert await bench.worker._due.releases.share_of_next(POLICY) == SHARE_OF_MANY
+
+
+async def test_a_version_is_previewed_on_past_questions_before_it_is_tried(bench: Bench) -> None:
+    await bench.add("a", "b")
+    assert await bench.worker.work_once()
+    await bench.add(*(f"question-{i}" for i in range(FEWEST)))
+    assert await bench.worker.work_once()
+    first, second = await bench.record.adapters(POLICY)
+    assert "preview" not in first.metrics  # it went live at once
+    assert second.metrics["preview"]["questions"] >= FEWEST
+    replies = await bench.record.preview_replies(POLICY, 2)
+    assert {one.turn_id for _, one in replies} <= {"a", "b", *(f"question-{i}" for i in range(FEWEST))}
+    assert all(question == f"Question {one.turn_id}?" for question, one in replies)
+    assert bench.trainer.version == 2
+
+
+async def test_a_version_that_a_preview_rejects_is_never_tried_and_undone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.add("a", "b")
+    assert await bench.worker.work_once()
+    before = bench.trainer.policy.snapshot()
+    found = Preview(rejected=("it asks back",), numbers={"questions": 9})
+    monkeypatch.setattr(Previewer, "preview", lambda *_, **__: found)
+    await bench.add("c", "d")
+    assert await bench.worker.work_once()
+    rejected = await bench.record.adapter(POLICY, 2)
+    assert rejected is not None
+    assert (rejected.state, rejected.reason) == (AdapterState.REJECTED, "it asks back")
+    assert rejected.metrics["preview"] == {"questions": 9}
+    assert await bench.record.canary_releases(POLICY) == []
+    assert (await bench.record.aliases())[POLICY].version == 1
+    after = bench.trainer.policy.snapshot()
+    assert all(torch.equal(before[name], after[name]) for name in before if name.startswith("weight/"))
+
+
+async def test_the_live_version_answers_a_preview_and_the_new_one_is_kept_to_the_bit(bench: Bench) -> None:
+    await two_versions(bench)
+    live = await bench.record.adapter(POLICY, 1)
+    assert live is not None
+    trainer = bench.trainer
+    mine = trainer.policy.version_files()[ADAPTER_WEIGHTS]
+    with trainer._as_live(Path(live.path)):
+        assert (
+            trainer.policy.version_files()[ADAPTER_WEIGHTS]
+            == (Path(live.path) / ADAPTER_WEIGHTS).read_bytes()
+            != mine
+        )
+    assert trainer.policy.version_files()[ADAPTER_WEIGHTS] == mine

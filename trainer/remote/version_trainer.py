@@ -7,7 +7,7 @@ version that was made here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -17,10 +17,10 @@ from store import errors
 from store.calibration import read_calibration, write_calibration
 from store.errors import AdapterError, PatinaError
 from store.settings import Settings, training_settings
-from store.values import BASE_VERSION, AdapterVersion
+from store.values import BASE_VERSION, AdapterVersion, ScoredTurn
 from trainer.checkpoint import remove_version, store_version, verify_version, version_bytes
 from trainer.plan import StepPlan
-from trainer.protocol import AttemptPhase, Outcome, VersionJob, WrittenVersion
+from trainer.protocol import AttemptPhase, Outcome, Preview, VersionJob, WrittenVersion
 from trainer.remote.messages import TrainReply, TrainRequest, decode, encode
 
 
@@ -96,6 +96,10 @@ class RemoteVersionTrainer:
         written = self._store(outcome.written, files)
         self._written = None if outcome.rejected else written
         return replace(outcome, written=written)
+
+    def preview(self, job: VersionJob, past: Sequence[ScoredTurn], live: Path | None) -> Preview | None:
+        """See `trainer.protocol.VersionTrainer.preview`; the weights are on the worker."""
+        return None
 
     def _store(self, made: WrittenVersion, files: Mapping[str, bytes]) -> WrittenVersion:
         """Write the files of a version to this machine and verify them."""
