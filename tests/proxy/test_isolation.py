@@ -34,7 +34,7 @@ from store.keys import KeyFile, Keyring
 from store.record import Record
 from store.record_handle import RecordHandle
 from store.settings import read_settings
-from store.values import AdapterState, Selection, StepInputs, StepReport, StepRole
+from store.values import AdapterState, PreviewReply, Selection, StepInputs, StepReport, StepRole
 from tests.proxy.conftest import KEY, Gateway, run_gateway_at, score
 from tests.proxy.test_adapters import make_adapter
 from tests.proxy.upstream import Upstream, running
@@ -176,6 +176,8 @@ async def _train(record: Record, policy: str, folder: Path) -> None:
     )
     (release,) = await record.canary_releases(policy)
     await record.try_version(policy, 2, share=0.5) if release.share != 0.5 else None
+    reply = PreviewReply(turn_id=turns[0].turn_id, live="Oslo.", new="In Norway.", change=1.0)
+    await record.add_preview(policy, 2, [reply])
     refused = make_adapter(policy, 3, folder, created_at=now)
     assert refused.state is AdapterState.PUBLISHED
     await record.pin(policy, 1, stays=True)
