@@ -135,6 +135,7 @@ def find_candidates(
         awaits_next_line=not is_exact and next_speaker(quotable, with_system=not history.is_opening) is not None,
         same_form=LazySequence(lambda: filter(None, [continued_form(index, captured)])),
         concerns_past_only=captured.kind.reason in _PAST_SIDE_REASONS,
+        is_structured=is_structured(captured.chat.body),
         is_delegated=not is_exact and history.is_opening and _is_delegated(index, history),
     )  # fmt: skip
 

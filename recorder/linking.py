@@ -167,6 +167,7 @@ class LinkCandidates:
         is_silent_reply: the reply is a token that only a program reads.
         awaits_next_line: the request writes out a dialogue and ends with the next speaker's name.
         concerns_past_only: the request is of a kind that exists only for past conversations: a summary, a memory.
+        is_structured: the reply is forced into a schema: a program reads it.
         is_delegated: the request is fresh and repeats what a recorded turn passed to a tool.
         same_form: the main turn whose question and answer this request writes out in the same form, and the request's new words;
             one at most.
@@ -196,6 +197,7 @@ class LinkCandidates:
     is_sample: bool = False
     asked_again: Collection[str] = ()
     concerns_past_only: bool = False
+    is_structured: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -473,6 +475,7 @@ def _quote_link(history: History, candidates: LinkCandidates, kind: TurnKind) ->
     """Return a link by the recorded turns that the request quotes, if any."""
     distinctive = [q for q in candidates.quotes if q.size >= MIN_QUOTE_CHARS]
     exchanges = [q for q in distinctive if q.is_exchange]
+    answers = [q for q in distinctive if q.answer_share >= MATCH_SHARE]
     if kind is TurnKind.MAIN:
         if history.is_opening and candidates.awaits_next_line and exchanges:
             last = max(exchanges, key=lambda q: (q.position, q.tip.is_newest, q.tip.created_at))
@@ -496,10 +499,11 @@ def _quote_link(history: History, candidates: LinkCandidates, kind: TurnKind) ->
             return _side_link(
                 _most_quoted(exchanges), LinkReason.QUOTED_EXCHANGE, "works_on_recorded_exchange"
             )
+        if answers and history.is_opening and candidates.is_structured:
+            return _side_link(_most_quoted(answers), LinkReason.QUOTED_REPLY, "works_on_recorded_reply")
         return None
     if not history.is_opening:
         return None
-    answers = [q for q in distinctive if q.answer_share >= MATCH_SHARE]
     if exchanges:
         return _side_link(_most_quoted(exchanges), LinkReason.QUOTED_EXCHANGE)
     if answers:

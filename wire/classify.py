@@ -155,6 +155,7 @@ MEANINGS: Mapping[str, str] = {
     "same_system": "people continue conversations under this system prompt, so that its words are no evidence",
     "conversation": "no evidence of a side turn outweighs the rest",
     "works_on_recorded_exchange": "it quotes a recorded question with its answer and does not wait for the next line",
+    "works_on_recorded_reply": "it quotes a recorded reply, and a schema forces its own",
     "side_tool_results": "only tool results or a framework's text follow a side turn",
 }
 

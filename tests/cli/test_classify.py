@@ -25,7 +25,7 @@ def test_it_prints_what_it_found_and_writes_a_line_a_request(
     assert main(["classify", str(traffic), "--predictions", str(out)]) == 0
     output = capsys.readouterr().out
     assert "18 requests in 4 sessions: 14 main, 4 side" in output
-    assert "side because: " in output
+    assert "side because: 3 title, 1 same_body" in output
     lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert [line["seq"] for line in lines] == list(range(1, 19))
     assert set(lines[0]) == {"seq", "session", "kind", "parent_seq", "relation", "link_reason", "kind_reason"}

@@ -117,10 +117,14 @@ def test_status_as_json_holds_the_same_facts(home: Path, capsys: pytest.CaptureF
     assert status["last_step"]["version"] == 1
 
 
+#: Above the largest process id that Linux gives.
+NO_PID = 2**22 + 1
+
+
 def test_a_silent_process_is_shown_as_not_running(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def beats(record: Record) -> None:
         await record.heartbeat(
-            Heartbeat(process="scorer", pid=1, state="running", detail={}, at=time.time() - 60)
+            Heartbeat(process="scorer", pid=NO_PID, state="running", detail={}, at=time.time() - 60)
         )
         await record.heartbeat(Heartbeat(process="proxy", pid=2, state="running", detail={}, at=time.time()))
 

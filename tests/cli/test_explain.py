@@ -78,7 +78,7 @@ def test_a_side_turn_is_shown_with_its_rule_and_evidence(
 ) -> None:
     text = explained(home, turn_of(2), capsys)
     assert "side, because: title (a name for the conversation)" in text
-    assert re.search(r"evidence +\+\d\.\d\d +ask_title +the newest text: a name for the conversation", text)
+    assert re.search(r"evidence +\+\d\.\d\d +about_title +the newest text: a name for the conversation", text)
     assert re.search(r"evidence +\+\d\.\d\d +the sum: side", text)
     assert "next, because: quotes a recorded exchange (confidence 0.90)" in text
     assert f"parent  {turn_of(1)}: “My sourdough starter" in text

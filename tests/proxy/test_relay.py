@@ -109,7 +109,8 @@ def test_a_malformed_body_gets_the_backends_words_in_openais_shape(gateway: Gate
     error = json.loads(proxied[2])["error"]
     assert (proxied[0], error["message"]) == (status, json.loads(direct)["error"]["message"])
     assert (error["type"], error["code"]) == ("invalid_request_error", None)
-    assert "x-patina-turn" not in proxied[1]
+    # Half a character can be read, and another backend may accept it: such a request is recorded.
+    assert ("x-patina-turn" in proxied[1]) is (b"\xff" in body)
 
 
 def test_other_paths_pass_as_bytes_in_both_directions(gateway: Gateway) -> None:

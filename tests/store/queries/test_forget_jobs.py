@@ -42,7 +42,7 @@ async def test_a_job_is_taken_up_once_and_moves_by_its_stage_alone(record: Recor
     wanted = Selection(turn="three")
     job_id = await record.ask_to_forget(wanted, now=AT)
     assert await record.ask_to_forget(wanted, now=AT) == job_id
-    assert await record.ask_to_forget(wanted, key_name="alice", now=AT) != job_id
+    assert await record.ask_to_forget(wanted, key_name="alice", now=AT + 1) != job_id
     assert await record.holds_training()
     first = await record.delete_asked(job_id, key=KEY, now=AT)
     assert await record.delete_asked(job_id, key=KEY, now=AT + 1) == first
