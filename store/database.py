@@ -2,7 +2,7 @@
 
 A query is a plain function of a synchronous `sqlalchemy.Connection`; `Database` runs it as one transaction:
 
-* SQLite: the whole function in one hop to a thread. (One hop for each statement, as SQLAlchemy's dialect for it
+* SQLite: the whole function in one hop to aiosqlite's thread. (One hop for each statement, as SQLAlchemy's dialect for it
   does, costs a turn about 39 hops, three quarters of the cost of recording it.) One thread and one connection write, so that writers of this process never
   wait for each other inside SQLite; others read.
 * PostgreSQL: `AsyncConnection.run_sync`; each statement is a round trip to the server anyway.
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
 from urllib.parse import quote
 
+import aiosqlite
 import orjson
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
@@ -70,9 +71,8 @@ class Database:
     def __init__(self, file: _SqliteFile | None, server: AsyncEngine | None) -> None:
         self._file = file
         self._server = server
-        self._is_closed = False
         if file is not None:
-            self._writer = ThreadPoolExecutor(1, thread_name_prefix="record-write")
+            self._writer = _Writer(file.open)
             self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="record-read")
 
     @classmethod
@@ -89,7 +89,7 @@ class Database:
             file = _SqliteFile(Path(parsed.database), busy_timeout_s)
             database = cls(file, None)
             try:
-                await database._run(file.open)
+                await database._writer.start()
             except BaseException:
                 await database.close()
                 raise
@@ -108,13 +108,11 @@ class Database:
         if self._server is not None:
             await self._server.dispose()
             return
-        if self._is_closed:
-            return
-        self._is_closed = True
         # In this order: what is being read and written ends before the connections close.
         await asyncio.to_thread(self._readers.shutdown)
-        await self._run(self._file_of().close)
-        await asyncio.to_thread(self._writer.shutdown)
+        if self._writer.is_alive:
+            await self._run(self._file_of().close)
+            await self._writer.close()
 
     async def read(
         self, work: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -183,11 +181,40 @@ class Database:
 
     async def _run(self, work: Callable[[], T]) -> T:
         """Run it in the one thread that writes."""
-        return await asyncio.get_running_loop().run_in_executor(self._writer, work)
+        return await self._writer.run(work)
 
     def _file_of(self) -> _SqliteFile:
         assert self._file is not None  # either a file or a server
         return self._file
+
+
+class _Writer(aiosqlite.Connection):
+    """aiosqlite's connection, whose thread runs a whole transaction in one hop instead of each statement in one."""
+
+    def __init__(self, connector: Callable[[], sqlite3.Connection]) -> None:
+        super().__init__(connector, iter_chunk_size=64)
+        # A record that is not closed must not keep the program from ending; SQLite needs no close.
+        self._thread.daemon = True
+        self._thread.name = f"record-write-{self._thread.name}"
+
+    async def start(self) -> None:
+        """Open it; raises what the connector raises."""
+        try:
+            await self
+        except BaseException:
+            # The thread's last word goes to the event loop, which must not be closed by then.
+            await asyncio.to_thread(self._thread.join)
+            raise
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was opened and not closed."""
+        return self._connection is not None
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns, or raise what it raises."""
+        result: T = await self._execute(work)  # type: ignore[no-untyped-call]  # aiosqlite's own way in, for subclasses
+        return result
 
 
 class _SqliteFile:

@@ -145,7 +145,7 @@ async def test_the_record_is_closed_when_its_journal_cannot_be_compared(
     with pytest.raises(RecordError):
         await read_turns(settings)
     assert len(opened) == 1
-    with pytest.raises(RuntimeError, match="shutdown"):
+    with pytest.raises(ValueError, match="closed"):
         await opened[0].sync()
 
 

@@ -377,5 +377,5 @@ async def test_a_record_that_opens_and_cannot_be_read_is_closed_again(record_url
             await recorder.get_record()
     assert len(opened) == 2
     for record in opened:
-        with pytest.raises(RuntimeError, match="shutdown"):
+        with pytest.raises(ValueError, match="closed"):
             await record.sync()
