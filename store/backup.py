@@ -117,6 +117,10 @@ def read_backup(source: Path, folder: Path) -> BackupSummary:
                     index = json.load(data)
                 else:
                     digests[member.name] = _extract(data, folder / member.name, member.mtime)
+            assert archive.fileobj is not None  # it is open
+            # The padding and the checksum: tarfile takes any end behind a member for the end.
+            while archive.fileobj.read(1 << 16):
+                pass
     except (tarfile.TarError, EOFError, zlib.error, ValueError) as exc:
         raise ConfigError(f"{source} is not a complete backup: {exc}") from exc
     except OSError as exc:
