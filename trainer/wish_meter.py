@@ -27,6 +27,8 @@ PROBES, MAX_TOKENS = 12, 48
 _EFFECT_PROBES, _EFFECT_TOKENS = 4, 32
 #: Likeliest tokens of a position whose probabilities are compared.
 _EFFECT_TOP = 8
+#: Nats by which the log-probability of one reply differs from batch to batch at most: float32 sums in another order.
+_ROUNDING = 1e-3
 #: Words behind a question that ask for nothing.
 NEUTRAL = ("It is raining here today.", "I have a question.", "Here is the next one.")
 
@@ -171,7 +173,7 @@ class WishMeter:
             read = zip(unread, *(self._read_whole(words, unread) for words in ("", NEUTRAL[0])), strict=True)
             self._without |= {one: max(plain, neutral) for one, plain, neutral in read}
         wished = self._read_whole(text, replies)
-        return [value > self._without[one] for one, value in zip(replies, wished, strict=True)]
+        return [value > self._without[one] + _ROUNDING for one, value in zip(replies, wished, strict=True)]
 
     def opposed(self, text: str, replies: Sequence[tuple[str, Ids]]) -> list[int]:
         """Indices of the replies to messages, those first that a wish in the prompt makes least likely."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,13 +48,17 @@ class FakeEngine:
     address = "http://nowhere"
 
 
+#: A journal that takes every entry.
+WRITTEN: Any = SimpleNamespace(refuge=None)
+
+
 def relayed(
     pieces: list[bytes], injection: Injection, *, tries: int, cut: bool = False
 ) -> tuple[list[bytes], bytes, AssembledReply]:
     """Return what the client got at once, what waited for the commit, and what was recorded."""
     none: Any = None
     engine: Any = FakeEngine()
-    relay = ChatRelay(engine, none, none, RelayCounters(), none)
+    relay = ChatRelay(engine, none, WRITTEN, RelayCounters(), none)
     chat = parse_chat(RAW)
     exchange = _Exchange(
         turn_id="turn_1", created_at=1.0, principal=Principal(key_name="s", client="c"), raw=RAW, sent=RAW, chat=chat, options=none, size=0,
@@ -233,7 +238,7 @@ def test_habits_that_change_meanwhile_are_kept_to() -> None:
     """What a backend does where nothing is asked may be learnt from another request while a stream runs."""
     none: Any = None
     engine: Any = FakeEngine()
-    relay = ChatRelay(engine, none, none, RelayCounters(), none)
+    relay = ChatRelay(engine, none, WRITTEN, RelayCounters(), none)
     injection = Injection(logprobs=True, token_ids=True)
     chat = parse_chat(RAW)
     exchange = _Exchange(
