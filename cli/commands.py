@@ -687,8 +687,8 @@ async def check_versions(record: Record, settings: Settings) -> tuple[list[str],
                 without.append(adapter.name)
         except AdapterError as exc:
             wrong.append(f"{adapter.name}: {exc}")
-    is_training = beat is not None and time.time() - beat.at < SILENT_S and "step_started_at" in beat.detail
-    before = beat.detail["step_started_at"] if beat is not None and is_training else float("inf")
+    current = beat.detail if beat is not None and time.time() - beat.at < SILENT_S else {}
+    before = current.get("step_started_at", float("inf"))
     for folder in leftovers(settings.adapters_folder, versions, before=before):
         wrong.append(f"{folder} is of no version that the record keeps")
     return wrong, without

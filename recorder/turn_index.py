@@ -195,9 +195,6 @@ class TurnIndex:
         """Yield the newest turns under a key, newest first."""
         return (self._entries[t] for t in self._index.get(key, ())[: -_MAX_TURNS_PER_KEY - 1 : -1])
 
-    def newest_entries(self) -> Iterator[IndexedTurn]:
-        return (self._entries[t] for t in reversed(self._entries))
-
     def tips(self, *key: str) -> list[Tip]:
         """Return the newest turns under a key, newest first."""
         return [entry.tip for entry in self.find(*key)]

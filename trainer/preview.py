@@ -157,7 +157,7 @@ class Previewer:
                 break
             try:
                 plain, served = self._prompts(turn, self._served)
-                _, taught = self._prompts(turn, self._taught)
+                taught = served if self._taught == self._served else self._prompts(turn, self._taught)[1]
             except AlignmentError:
                 continue  # of another template, or without ids: it cannot be asked as it was
             if max(len(served), len(taught)) + MAX_TOKENS <= self._policy.max_context:

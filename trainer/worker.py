@@ -38,7 +38,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -382,7 +381,7 @@ class TrainerWorker:
             return None
         past = await self._record.newest_turns(policy, _PREVIEW_TURNS)
         adapter = await self._record.adapter(policy, live) if live != BASE_VERSION else None
-        folder = None if adapter is None else Path(adapter.path)
+        folder = None if adapter is None else folder_of(self._settings.adapters_folder, adapter)
         return await self._on_thread(lambda: self._ready().preview(job, past, folder))
 
     async def _job(

@@ -7,6 +7,7 @@ the two the recorder leaves out what began before the deletion and holds them (`
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +21,7 @@ from store import schema
 from store.errors import RecordError
 from store.hashing import exact_json
 from store.queries.closure import find_closure, pattern_of
-from store.queries.common import moment, read_object
+from store.queries.common import moment, read_object, value_of
 from store.queries.forget import add_forgotten, delete
 from store.values import Closure, Feedback, ForgetJob, ForgetStage, Forgotten, Json, NewTurn, Selection
 
@@ -183,16 +184,7 @@ def _update(
 
 
 def _job(row: Row[Any]) -> ForgetJob:
-    return ForgetJob(
-        job_id=row.job_id,
-        key_name=row.key_name,
-        asked=row.asked,
-        stage=ForgetStage(row.stage),
-        detail=read_object(row.detail),
-        waits=row.waits,
-        asked_at=row.asked_at,
-        deleted_at=row.deleted_at,
-    )
+    return value_of(ForgetJob, row, stage=ForgetStage(row.stage), detail=read_object(row.detail))
 
 
 def delete_again(
@@ -227,12 +219,13 @@ class Guard:
     Attributes:
         at: Unix time of the deletion.
         keys: names of the API keys that it is about.
+        words: matches what was forgotten.
         messages: addresses of the removed messages.
     """
 
     at: float
     keys: frozenset[str]
-    lines: tuple[str, ...]
+    words: re.Pattern[str]
     messages: frozenset[str]
 
     def refuses(self, turn: NewTurn, addresses: Sequence[str]) -> bool:
@@ -243,13 +236,13 @@ class Guard:
             return True
         completion = turn.completion
         texts = (completion.text, completion.reasoning, exact_json([*turn.messages, turn.request]))
-        search = pattern_of(self.lines).search
+        search = self.words.search
         return any(map(search, texts)) or search(exact_json(list(completion.tool_calls))) is not None
 
     def refuses_feedback(self, given: Feedback, key_name: str) -> bool:
         """Whether feedback about a turn of a key is not to be recorded."""
         is_earlier = given.created_at < self.at and key_name in self.keys
-        return is_earlier and pattern_of(self.lines).search(given.text) is not None
+        return is_earlier and self.words.search(given.text) is not None
 
 
 def guards(connection: sa.Connection) -> list[Guard]:
@@ -261,7 +254,7 @@ def guards(connection: sa.Connection) -> list[Guard]:
 
 
 def _guard(at: float, detail: Mapping[str, Any]) -> Guard:
-    return Guard(at, frozenset(detail["keys"]), tuple(detail["lines"]), frozenset(detail["removed"]))
+    return Guard(at, frozenset(detail["keys"]), pattern_of(detail["lines"]), frozenset(detail["removed"]))
 
 
 def reactions_forgotten_since(connection: sa.Connection, at: float) -> set[str]:
