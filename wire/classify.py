@@ -274,7 +274,7 @@ def related(found: Classification, kind: TurnKind, relation: str) -> Classificat
 
 
 def is_programs(found: Classification) -> bool:
-    """Whether the form of a request is a program's, whoever continues conversations under its system prompt."""
+    """Whether the form of a request is a program's, even where people continue conversations under its system prompt."""
     return any(e.code in _EVIDENCE and _EVIDENCE[e.code][0] in _PROGRAM_GROUPS for e in found.evidence)
 
 

@@ -27,8 +27,8 @@ from store.values import (
     TurnKind,
 )
 
-#: How long a conversation is watched: what is said of it later does not count. So its outcome never changes once it counts, without which
-#: the test (`trainer.sequential_rates`) would not hold.
+#: How long a conversation is watched: what is said of it later does not count. The test (`trainer.sequential_rates`) needs outcomes that do
+#: not change once they count.
 WINDOW_S = 3600.0
 #: Conversations that count as begun before a release: those with their first turn in so many seconds before it.
 _RECENT_S, _MOST_CONVERSATIONS = 24 * 3600.0, 2_000

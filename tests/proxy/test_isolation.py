@@ -1,7 +1,7 @@
 """No answer to one key depends on another key's rows.
 
 Two homes have the same rows of ann. In one of them bob did everything that ann did, with the same words and with others. Each route of the
-gateway and each page is asked by ann in both, with ids of ann, of bob and of nobody: the answers are the same, times and ids apart. The requests
+gateway and each page is asked by ann in both, with ids of ann, of bob and of no person: the answers are the same, times and ids apart. The requests
 are made from the tables of routes, and bob's rows fill every table of the record: a new route or table is covered by itself.
 """
 
@@ -192,7 +192,7 @@ class Probe:
 
 
 def gateway_probes(ids: Sequence[dict[str, str]]) -> list[Probe]:
-    """Return requests for every endpoint: with no id, and with ids of ann, of bob and of nobody in path, query and body."""
+    """Return requests for every endpoint: with no id, and with ids of ann, of bob and of no person in path, query and body."""
     found = []
     for endpoint in ENDPOINTS:
         methods = ("GET", "POST", "DELETE") if endpoint.method == "any" else (endpoint.method,)
@@ -240,9 +240,9 @@ def _body(own: dict[str, str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-NOBODYS = {
+UNKNOWN = {
     "turn": "turn_0123456789abcdef", "completion": "chatcmpl-0", "response": "resp_0", "message": "msg_0", "conversation": "conv_0", "item": "msg_0",
-    "request": "req_0", "policy": "tiny.nobody", "job": "ftjob-tiny.nobody", "session": "nobodys", "lora": "nobody/assistant",
+    "request": "req_0", "policy": "tiny.unknown", "job": "ftjob-tiny.unknown", "session": "unknown", "lora": "unknown/assistant",
 }  # fmt: skip
 
 
@@ -271,7 +271,7 @@ async def page_answers(home: Home, ids: dict[str, dict[str, str]]) -> dict[str, 
         for route in sorted(routes, key=lambda one: "POST" in (one.methods or ())):
             for own in ids.values():
                 path = route.path.replace("{turn_id}", own["turn"]).replace(
-                    "{number:int}", "2" if own is NOBODYS else "1"
+                    "{number:int}", "2" if own is UNKNOWN else "1"
                 )
                 query = {"session": own["session"]} if path.endswith("conversations") else {}
                 for form in ({}, {"hx-request": "true"}):
@@ -348,7 +348,7 @@ def test_no_answer_to_one_key_depends_on_the_rows_of_another(empty_record: Path,
     with home_at(folders[0], keys, count=1_000) as alone, home_at(folders[1], keys, count=100) as beside:
         ids["bob"] = live(beside, "bob", words=("Where is Oslo?", "Where is Bergen?"))
         live(beside, "default")
-        ids["nobody"] = NOBODYS
+        ids["unknown"] = UNKNOWN
         turn = Selection(turn="another")
         beside.gateway.in_record(lambda record: record.ask_to_forget(turn, key_name="bob"))
         assert differing_tables(*folders) >= set(schema.metadata.tables) - _OF_NO_KEY
