@@ -128,8 +128,14 @@ def read_retry(turn: AnsweredTurn) -> Opinion | None:
 
 
 def read_framework_retry(turn: AnsweredTurn) -> Opinion | None:
-    """A validator rejected the reply: weak evidence. Its text is no hint."""
-    if not any(s.relation is Relation.FRAMEWORK_RETRY and s.role == "validator" for s in turn.next_states):
+    """A validator rejected a reply in a conversation: weak evidence. Its text is no hint.
+
+    Nothing shows that a person waits for the reply to an opening that only a validator followed: an extraction looks the same.
+    """
+    is_opening = not any(m.get("role") == "assistant" for m in turn.messages)
+    if is_opening or not any(
+        s.relation is Relation.FRAMEWORK_RETRY and s.role == "validator" for s in turn.next_states
+    ):
         return None
     return Opinion(value=-1, rank=Rank.WEAK_RULE, source="rule:schema", confidence=0.5)
 

@@ -124,9 +124,11 @@ async def test_a_frameworks_text_is_no_complaint_and_a_wrapped_one_is(tmp_path: 
     chain = build_scorer_chain(read_settings({"home": str(tmp_path), "judge": "none"}))
     rejected = f"1 validation error for City [type=json_invalid, input_value={REPLY!r}]\nToo long, be brief!"
     wrapped = "<environment_details>\nmode: code\n</environment_details>\n\n<feedback>\nShorter please.\n</feedback>"
+    earlier = [("user", "Hi"), ("assistant", "Hello."), ("user", "And Oslo?")]
+    prompt = tuple({"role": role, "content": content} for role, content in earlier)
     program, person = await predict(
         chain,
-        [RecordedReaction(prompt="Hi", reply=REPLY, text=text, verdict=-1) for text in (rejected, wrapped)],
+        [RecordedReaction(prompt=prompt, reply=REPLY, text=text, verdict=-1) for text in (rejected, wrapped)],
     )
     assert (program.verdict, program.hint, program.by) == (-1, None, "rule:schema")
     assert (person.verdict, person.hint) == (-1, "Shorter please.")

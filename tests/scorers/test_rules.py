@@ -196,7 +196,12 @@ def test_one_malformed_call_of_two_has_half_the_confidence() -> None:
 @pytest.mark.parametrize(("role", "value"), [("validator", -1), ("framework", None)])
 def test_a_framework_retry_is_at_most_weak_evidence_and_never_a_hint(role: str, value: int | None) -> None:
     text = f"1 validation error for City [type=json_invalid, input_value='{REPLY}']. Too long, be brief!"
-    rejected = turn(make_answer("t", "u", text, role=role, relation=Relation.FRAMEWORK_RETRY))
+    opening = turn(make_answer("t", "u", text, role=role, relation=Relation.FRAMEWORK_RETRY))
+    assert (
+        read_turn(opening, now=1.0)[0].value is None
+    )  # no person may wait for it: an extraction looks the same
+    earlier = ({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."})
+    rejected = replace(opening, messages=(*earlier, *opening.messages))
     verdict, drop = read_turn(rejected, now=1.0)
     assert (verdict.value, verdict.hint, verdict.follow_up) == (value, None, None)
     assert (verdict.source, drop) == (("rule:schema", None) if value else ("none", DropReason.ABSTAINED))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cli import forget as cli_forget
 from cli.arguments import build_parser
-from cli.commands import COMMANDS
 from migrations import upgrade
 from serving.tinker.version import TinkerVersion, read_version
 from store.record import Record
@@ -58,8 +58,7 @@ def publish_one(settings: Settings) -> TinkerVersion:
 
 
 def forget(settings: Settings) -> int:
-    command = COMMANDS["forget"]
-    return command(settings, build_parser().parse_args(["forget", "three", "--json"]))
+    return cli_forget.forget(settings, build_parser().parse_args(["forget", "three", "--json"]))
 
 
 def test_the_checkpoints_of_a_tainted_version_are_deleted_on_the_server(
