@@ -216,8 +216,11 @@ def gateway_probes(ids: Sequence[dict[str, str]]) -> list[Probe]:
             ]
             for method in methods:
                 found += [Probe(method, path, _body(own) if method == "POST" else None) for path in paths]
-    # What takes something away comes last.
-    return sorted(dict.fromkeys(found), key=lambda one: ("GET", "POST", "DELETE").index(one.method))
+    # What takes something away comes last; a rollback is seen by requests a moment later.
+    return sorted(
+        dict.fromkeys(found),
+        key=lambda one: (("GET", "POST", "DELETE").index(one.method), one.path.endswith("/rollback")),
+    )
 
 
 #: The kinds of ids that a path takes, and its parts behind one; a path that is not here gets every kind.

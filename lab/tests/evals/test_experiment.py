@@ -474,7 +474,7 @@ def test_smoke_on_the_test_model_learns_and_its_control_stays_flat(tmp_path: Pat
 @pytest.mark.long_run
 @pytest.mark.timeout(900)
 def test_shuffled_feedback_teaches_nothing(tmp_path: Path) -> None:
-    words = ["--methods", "combine", "--users", "shuffled", "--preferences", "concise", "--seeds", "1",
+    words = ["--methods", "combine", "--users", "shuffled", "--preferences", "spanish", "--seeds", "1",
              "--interactions", "24", "--questions", "48", "--measure-every", "0", "--output", str(tmp_path)]  # fmt: skip
     assert run_eval(read_settings({}), {}, arguments(*words)) == 0
     (row,) = read_runs(tmp_path)
