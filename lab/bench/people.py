@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
+import sqlite3
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -90,13 +92,16 @@ def probe(person: Person, count: int = PROBES) -> tuple[list[Probe], float]:
 
 
 def settle(stack: Stack) -> None:
-    """Wait until nothing waits to be scored or trained."""
+    """Wait until nothing waits to be scored, and no complaint to be trained; praise alone is no reason for a version."""
     give_up, quiet = time.monotonic() + _SETTLE_S, 0
+    url = f"file:{stack.home / 'patina.db'}?mode=ro"
+    waiting = """SELECT count(*) FROM trajectories
+        WHERE stage IN ('answered', 'claimed') OR (stage = 'scored' AND verdict = -1)"""
     while quiet < 4:
         if time.monotonic() > give_up:
             raise TimeoutError(f"turns still wait: {stack.status()['stages']}")
-        stages = stack.status()["stages"]
-        busy = any(stages.get(stage) for stage in ("answered", "scored", "claimed"))
+        with contextlib.closing(sqlite3.connect(url, uri=True)) as record:
+            busy = record.execute(waiting).fetchone()[0]
         quiet = 0 if busy else quiet + 1
         time.sleep(0.5)
 
