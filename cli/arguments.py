@@ -283,6 +283,7 @@ def _add_control_commands(command: AddCommand) -> None:
     add_policy_arguments(pin, _SHARED)
 
     _add_forget(command)
+    _add_retain(command)
     _add_import_and_compare(command)
     exported = command("export", "write a version for llama.cpp's own server and Ollama")
     exported.add_argument("version", type=int)
@@ -373,6 +374,15 @@ def _add_forget(command: AddCommand) -> None:
         help="keep what versions that were trained on it answered under the same keys, unless it repeats the words",
     )
     forget.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _add_retain(command: AddCommand) -> None:
+    retain = command(
+        "retain",
+        "forget conversations by themselves when their newest turn is so many days old; without DAYS: show how long they are kept",
+    )
+    retain.add_argument("days", nargs="?", help="a number of days, or `always`")
+    retain.add_argument("--key", default="", help="only those under this key, by its name")
 
 
 def _add_import_and_compare(command: AddCommand) -> None:

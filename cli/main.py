@@ -29,6 +29,7 @@ _MODULES = {
     "openclaw": ("cli.openclaw", "openclaw"),
     "recover": ("cli.recover", "recover"),
     "restore": ("cli.backup", "restore"),
+    "retain": ("cli.retain", "retain"),
     "score": ("cli.score", "score"),
     "wishes": ("cli.wishes", "wishes"),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -44,6 +45,8 @@ from store.settings import (
 from store.values import gateway_name
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
+#: Between two looks for conversations that are kept no longer (`run.py retain`).
+_AGED_EVERY_S = 3_600.0
 #: A process that lived so long is not "dying again" when it ends by itself.
 _SETTLED_S = 30.0
 #: Signals that come from outside, the kernel's out-of-memory killer included. Others (SIGSEGV, SIGABRT) are a process's own failure.
@@ -298,9 +301,13 @@ class Forgetting:
             log=settings.logs_folder / "forgetting.log",
         )
         self._is_needed = True
+        self._aged_at = -math.inf  # monotonic: when old conversations were looked for
 
     async def look(self, record: Record, *, has_changed: bool) -> None:
-        """Start it where there is something to do. Raises: RecordError."""
+        """Ask for conversations that are too old to be forgotten, and start it where there is something to do. Raises: RecordError."""
+        if time.monotonic() - self._aged_at >= _AGED_EVERY_S:
+            has_changed |= bool(await record.ask_for_aged())
+            self._aged_at = time.monotonic()
         if not has_changed and not self._is_needed:
             return
         self._is_needed = bool(await record.open_forget_jobs())

@@ -32,6 +32,7 @@ from store.queries import (
 from store.queries import closure as closures
 from store.queries import forget as forgetting
 from store.queries import forget_jobs as forgets
+from store.queries import retention as retentions
 from store.queries import story as stories
 from store.queries import wishes as wish_list
 from store.queries.turns import TurnWriter
@@ -293,6 +294,9 @@ class Record:
     delete_asked = _write(forgets.delete_asked)
     change_forget_job = _write(forgets.change)
     holds_training = _read(forgets.holds_training)
+    retain = _write(retentions.retain)
+    retention = _read(retentions.retention)
+    ask_for_aged = _write(retentions.ask_for_aged)
 
     async def verify(self) -> list[str]:
         """Re-hash and cross-check the record; one sentence for each thing wrong, none when all is well."""

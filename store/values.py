@@ -9,6 +9,7 @@ Log-probabilities are natural logs. Times are seconds since the epoch (UTC).
 from __future__ import annotations
 
 import math
+import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -736,6 +737,7 @@ class Selection:
         session: its id or the end of it.
         match: a text, whatever its case; with ``key_name``: under that key alone.
         since: only turns from then on.
+        before: the conversations under ``key_name`` whose newest turn is older. Nothing that repeats them is searched for.
         turns, reactions: ids of turns, and of turns whose reactions go, that were forgotten before in another copy of the record. Nothing that repeats them
             is searched for.
     """
@@ -745,6 +747,7 @@ class Selection:
     key_name: str | None = None
     match: str | None = None
     since: float | None = None
+    before: float | None = None
     turns: tuple[str, ...] = ()
     reactions: tuple[str, ...] = ()
 
@@ -755,6 +758,9 @@ class Selection:
             f"session {self.session}" if self.session is not None else "",
             f"key {self.key_name}" if self.key_name is not None else "",
             "a text" if self.match is not None else "",
+            f"no turn since {time.strftime('%Y-%m-%d', time.gmtime(self.before))}"
+            if self.before is not None
+            else "",
             "what was forgotten before" if self.turns or self.reactions else "",
         ]
         return " and ".join(part for part in parts if part)

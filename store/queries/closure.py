@@ -183,6 +183,12 @@ def _selected(connection: sa.Connection, record: _Record, selection: Selection) 
             found = {one for one in found if record.turns[one].key_name == selection.key_name}
     else:
         found = {turn.turn_id for turn in turns if turn.key_name == selection.key_name}
+    if selection.before is not None:
+        newest: dict[str, float] = {}
+        for turn_id in found:
+            turn = record.turns[turn_id]
+            newest[turn.session_id] = max(turn.created_at, newest.get(turn.session_id, 0.0))
+        found = {one for one in found if newest[record.turns[one].session_id] < selection.before}
     if selection.since is not None:
         found = {one for one in found if record.turns[one].created_at >= selection.since}
     return selection, found
@@ -234,7 +240,7 @@ def _lines(
     """
     if selection.match is not None:
         return [selection.match], 0
-    if selection.turns:
+    if selection.turns or selection.before is not None:
         return [], 0
     lines = {
         line.strip()
@@ -292,7 +298,9 @@ def _items(
         sessions.setdefault(record.turns[turn_id].session_id, set()).add(turn_id)
     found: list[tuple[str, str]] = []
     for row in connection.execute(sa.select(c).where(c.c.key_name.in_(sorted(keys)))).all():
-        is_all_of_key = selection.key_name == row.key_name and selection.match is None and not selection.since
+        is_all_of_key = selection.key_name == row.key_name and not (
+            selection.match or selection.since or selection.before
+        )
         if is_all_of_key or row.conversation_id == named or words.search(row._mapping["metadata"]):
             found.append((row.conversation_id, ""))
             continue
