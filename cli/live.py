@@ -135,11 +135,6 @@ def traffic_lines(proxy: Json) -> list[str]:
     backend: Json = proxy.get("backend") or {}
     lines += [f"the backend: {note}" for note in (backend.get("capabilities") or {}).get("notes") or ()]
     activity: Json = backend.get("activity") or {}
-    if activity.get("cut_prompts"):
-        lines.append(
-            f"read in part: {counted(activity['cut_prompts'], 'long prompt')}, without "
-            f"{counted(activity['dropped_prompt_tokens'], 'token')} in the middle"
-        )
     if activity.get("unread_tools"):
         requests = counted(activity["unread_tools"], "request")
         lines.append(f"tools that the model did not see: in {requests}; {activity['tools']}")

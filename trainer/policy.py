@@ -37,7 +37,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from serving.embedded.devices import usable_device
-from serving.prompt_window import window_of
 from store.errors import AdapterError, AlignmentError, ConfigError, GateRejected
 from store.manifest import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from trainer.batch import GREEDY_BELOW, cheapest_parts
@@ -123,7 +122,6 @@ class LocalPolicy(Texts):
         network, self.parameters = _load_network(model, self.device, quantize=quantize)
         config = network.config.get_text_config()
         self.max_context = int(getattr(config, "max_position_embeddings", None) or 2048)
-        self.window = window_of(network.config)
         self.vocabulary_size = int(config.vocab_size)
         self.end_ids = end_ids(
             self.tokenizer,

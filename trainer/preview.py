@@ -167,13 +167,7 @@ class Previewer:
     def _prompts(self, turn: ScoredTurn, text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         # Behind a tool's result the gateway adds no wishes, and the model answers the tool.
         is_question = bool(turn.messages) and turn.messages[-1].get("role") == "user"
-        found = prompt_pair(
-            self._policy.render,
-            turn,
-            text=text if is_question else "",
-            place=self._place,
-            window=self._policy.window,
-        )
+        found = prompt_pair(self._policy.render, turn, text=text if is_question else "", place=self._place)
         return found.plain, found.wished
 
     def _ask(

@@ -16,7 +16,6 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from serving.openai_server.chat_template import named_tools
-from serving.prompt_window import PromptWindow, cutting, fit_prompt
 from store.errors import AlignmentError
 from store.values import ScoredTurn
 from wire.wish_text import add_wishes
@@ -33,16 +32,13 @@ class PromptPair(NamedTuple):
     wished: tuple[int, ...]
 
 
-def prompt_pair(
-    render: Render, turn: ScoredTurn, *, text: str, place: str, window: PromptWindow | None = None
-) -> PromptPair:
+def prompt_pair(render: Render, turn: ScoredTurn, *, text: str, place: str) -> PromptPair:
     """Return the prompts of a turn with and without wishes.
 
     Args:
         render: `LocalPolicy.render`.
         text: the wishes, as `wire.wish_text.join_wishes` gives them; "": both prompts are the same.
         place: see `wire.wish_text.add_wishes`.
-        window: how much of a long prompt the engine reads; None: all.
 
     Raises:
         AlignmentError: no known way of writing the messages gives the recorded ids, or there is no place for the wishes.
@@ -58,19 +54,11 @@ def prompt_pair(
         raise AlignmentError(str(error)) from error
     for write, tools in _ways(sent, turn.request):
         try:
-            written = write(sent)
-            ids = render(written, tools, **template)
-            messages: Sequence[Mapping[str, Any]] = turn.messages
-            if ids != recorded:
-                read = _read(partial(render, **template), written, tools, ids, recorded, window)
-                if read is None or turn.wish_text:
-                    continue
-                messages, tools = read
-            plain = tuple(render(write(messages), tools, **template))
+            if render(write(sent), tools, **template) != recorded:
+                continue
+            plain = tuple(render(write(turn.messages), tools, **template))
             wished = (
-                tuple(
-                    render(write(add_wishes([dict(one) for one in messages], text, place)), tools, **template)
-                )
+                tuple(render(write(add_wishes(turn.messages, text, place)), tools, **template))
                 if text
                 else plain
             )
@@ -98,26 +86,6 @@ def template_options(request: Mapping[str, Any]) -> dict[str, Any]:
     elif request.get("add_generation_prompt") is False:
         options["add_generation_prompt"] = False
     return options
-
-
-def _read(
-    render: Render,
-    messages: Messages,
-    tools: list[Any] | None,
-    ids: list[int],
-    recorded: list[int],
-    window: PromptWindow | None,
-) -> tuple[Messages, list[Any] | None] | None:
-    """The messages and tools that the engine chose of a prompt that was too long; None where that is not what was recorded."""
-    window = cutting(window, ids)
-    if window is None:
-        return None
-    if not all(isinstance(one.get("content"), str) for one in messages):
-        return None
-    fitted = fit_prompt(render, messages, tools, ids=ids, room=window.room)
-    if fitted.ids != recorded or fitted.messages is None:
-        return None
-    return fitted.messages, fitted.tools
 
 
 def _ways(

@@ -15,7 +15,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from serving.prompt_window import PromptWindow
 from store.lifecycle import DropReason
 from store.values import AdapterVersion, Json, PreviewReply, ScoredTurn, Wish
 
@@ -76,11 +75,6 @@ class Policy(Protocol):
 
     @property
     def max_context(self) -> int: ...
-
-    @property
-    def window(self) -> PromptWindow | None:
-        """How much the engine reads of a long prompt; None: all."""
-        ...
 
     @property
     def vocabulary_size(self) -> int: ...

@@ -143,7 +143,7 @@ def wish_sample(policy: Policy, plan: StepPlan, turn: ScoredTurn, wishes: Active
     if not turn.completion.token_ids:
         raise _Refused(DropReason.NO_TOKENS, "the engine reported no token ids")
     try:
-        pair = prompt_pair(policy.render, turn, text=wishes.text, place=wishes.place, window=policy.window)
+        pair = prompt_pair(policy.render, turn, text=wishes.text, place=wishes.place)
         sample = Sample(
             turn_id=turn.turn_id,
             kind=SampleKind.WISH,

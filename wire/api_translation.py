@@ -144,9 +144,9 @@ def read_error(status: int, body: bytes) -> tuple[str, str | None, str | None]:
 
 
 def prompt_details(usage: Json) -> dict[str, int]:
-    """Return how many prompt tokens of a chat completion were cached and, where there are any, not read of a long prompt or added as wishes."""
+    """Return how many prompt tokens of a chat completion were cached and, where there are any, added as wishes."""
     found = usage.get("prompt_tokens_details") or {}
-    more = {name: found[name] for name in ("dropped_tokens", "wish_tokens") if found.get(name)}
+    more = {"wish_tokens": found["wish_tokens"]} if found.get("wish_tokens") else {}
     return {"cached_tokens": found.get("cached_tokens") or 0, **more}
 
 

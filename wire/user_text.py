@@ -255,14 +255,6 @@ def collapse_whitespace(text: str) -> str:
     return " ".join(text.split())
 
 
-def without_client_context(text: str) -> str:
-    """Return a user message without the blocks, stamps and metadata that a client put around it; "" where it is nothing else.
-
-    Unlike `typed_words`, text that the user quotes or pastes stays.
-    """
-    return strip_client_context(_without(_HEADS, strip_client_context(text)))
-
-
 def typed_words(text: str, reply: str = "") -> str:
     """Return what a person typed in a user message: without client context, wrappers and framework text; "" when a program wrote it all.
 

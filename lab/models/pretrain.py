@@ -67,9 +67,6 @@ SHAPE = {
     "num_key_value_heads": 2,
     "head_dim": 32,
 }
-# tokens a request may have, the longest prompt that is read whole (it was trained on 1,024), and what is read of a longer one: of applications'
-# prompts it understands 512 tokens and not 900 (README)
-WINDOW = {"patina_max_model_len": 32_768, "patina_longest_prompt": 896, "patina_cut_prompt": 512}
 # tokens a row; every LONG_EVERY-th batch has long rows, for chats that need the far positions
 ROW, LONG_ROW = 512, 1024
 ROWS, LONG_EVERY = 8, 16
@@ -222,7 +219,6 @@ def build(fast: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
         pad_token_id=fast.pad_token_id,
         bos_token_id=None,
         use_cache=True,
-        **WINDOW,
         **SHAPE,
     )
     return Qwen3ForCausalLM(config)

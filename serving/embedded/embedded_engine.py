@@ -44,7 +44,7 @@ class EmbeddedEngine(LocalEngine[Adapter, BatchEngine]):
 
     @property
     def max_model_len(self) -> int:
-        return self.model.accepts
+        return self.model.max_model_len
 
     def _make_engine(self, post: Callable[[Callable[[], None]], None]) -> BatchEngine:
         return BatchEngine(

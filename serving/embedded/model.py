@@ -17,7 +17,6 @@ from serving.embedded.devices import usable_device
 from serving.embedded.kv_cache import BatchKvCache, build_mask
 from serving.openai_server.values import SamplingDefaults
 from serving.openai_server.vocabulary import Vocabulary
-from serving.prompt_window import ACCEPTS, PromptWindow, window_of
 from store.errors import ConfigError
 
 # Below this size float32 costs little and makes outputs independent of the batch to six digits.
@@ -29,9 +28,7 @@ class Model:
     """A causal LM with a cache row and an adapter per sequence. One thread only, except `vocabulary`.
 
     Args:
-        max_model_len: tokens that it reads.
-        accepts: tokens that a request may have; None: as many.
-        window: how much is read of a long prompt; None: all.
+        max_model_len: longest prompt and reply together, in tokens.
     """
 
     def __init__(
@@ -41,14 +38,10 @@ class Model:
         tokenizer: Any,
         max_model_len: int,
         device: torch.device,
-        accepts: int | None = None,
-        window: PromptWindow | None = None,
     ) -> None:
         self.network = network
         self.device = device
         self.max_model_len = max_model_len
-        self.accepts = accepts or max_model_len
-        self.window = window
         config = network.config.get_text_config()
         self.vocabulary = Vocabulary(tokenizer, int(config.vocab_size))
         self.loras = AdapterSelector(network)
@@ -219,19 +212,14 @@ def load_model(
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(f"{what} {name} cannot be loaded: {first}") from error
     network.to(target_device).eval().requires_grad_(False)
-    positions = int(getattr(config.get_text_config(), "max_position_embeddings", None) or 2048)
-    window = window_of(config)
-    limit = int(getattr(config, ACCEPTS, positions)) if window else positions
+    limit = int(getattr(config.get_text_config(), "max_position_embeddings", None) or 2048)
     if max_model_len is not None and max_model_len > limit:
         raise ConfigError(f"--max-model-len {max_model_len} is above what {name} was made for ({limit})")
-    accepts = max_model_len or limit
     model = Model(
         network=network,
         tokenizer=tokenizer,
-        max_model_len=min(positions, accepts),
+        max_model_len=max_model_len or limit,
         device=target_device,
-        accepts=accepts,
-        window=window,
     )
     model.check()
     return model

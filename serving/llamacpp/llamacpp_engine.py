@@ -78,8 +78,6 @@ class LlamaCppEngine(LocalEngine[LlamaAdapter, LlamaBatchEngine]):
 
     @property
     def max_model_len(self) -> int:
-        if self.window is not None:
-            return min(self.model.accepts, self._options.max_model_len or self.model.accepts)
         return self._reads
 
     def _make_engine(self, post: Callable[[Callable[[], None]], None]) -> LlamaBatchEngine:

@@ -15,7 +15,6 @@ from typing import Any
 from serving.llamacpp.library import LlamaModel, write_float16
 from serving.openai_server.values import SamplingDefaults
 from serving.openai_server.vocabulary import Vocabulary
-from serving.prompt_window import ACCEPTS, PromptWindow, window_of
 from store.errors import ConfigError
 
 #: The space of vocabularies that are not byte-level, which a GGUF file may hold as a plain one.
@@ -31,8 +30,6 @@ class GgufModel:
 
     Attributes:
         context: tokens that the model reads.
-        accepts: tokens that a request may have.
-        window: how much is read of a long prompt; None: all.
     """
 
     weights: LlamaModel
@@ -40,8 +37,6 @@ class GgufModel:
     end_ids: frozenset[int]
     defaults: SamplingDefaults
     context: int
-    accepts: int
-    window: PromptWindow | None
 
 
 def load_model(file: Path, folder: Path, *, threads: int, gpu_layers: int | None = None) -> GgufModel:
@@ -62,15 +57,12 @@ def load_model(file: Path, folder: Path, *, threads: int, gpu_layers: int | None
     vocabulary = Vocabulary(tokenizer, weights.size)
     _check_vocabulary(weights, vocabulary, file, folder)
     positions = int(getattr(text_config, "max_position_embeddings", None) or weights.trained_context or 2048)
-    window = window_of(text_config)
     return GgufModel(
         weights=weights,
         vocabulary=vocabulary,
         end_ids=_end_ids(tokenizer.eos_token_id, config.get("eos_token_id"), generation.get("eos_token_id")),
         defaults=_defaults(generation),
         context=positions,
-        accepts=int(getattr(text_config, ACCEPTS, positions)) if window else positions,
-        window=window,
     )
 
 

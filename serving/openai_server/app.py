@@ -28,7 +28,7 @@ from starlette.types import Receive, Scope, Send
 from serving.openai_server.chat_template import TemplateSupport, named_tools, template_support
 from serving.openai_server.engine import GrammarError, Job, LoadedAdapter, SamplingEngine
 from serving.openai_server.guard import KeyGuard
-from serving.openai_server.prompts import normalise_messages, render_chat
+from serving.openai_server.prompts import render_chat
 from serving.openai_server.schemas import (
     ChatBody,
     ChatChoice,
@@ -55,7 +55,6 @@ from serving.openai_server.tool_check import MAX_TOKENS, STOPS, CallCase, ToolCh
 from serving.openai_server.toolcalls import ToolCallParser
 from serving.openai_server.values import OutputChunk, SamplingParams, TokenLogprob
 from serving.openai_server.vocabulary import Vocabulary
-from serving.prompt_window import cutting, fit_ids, fit_prompt
 from store.errors import AdapterError, UpstreamError
 
 log = logging.getLogger("patina.serving")
@@ -149,7 +148,6 @@ class OpenAIServer:
         self.root = root
         self.adapters: dict[str, tuple[LoadedAdapter, int]] = {}
         self._loading: set[str] = set()
-        self._cut_prompts = self._dropped_tokens = 0
         self._started = int(time.time())
         self._loop: asyncio.AbstractEventLoop | None = None
         routes = Starlette(
@@ -215,13 +213,12 @@ class OpenAIServer:
         return _Json({**info, "sampling_defaults": asdict(self.engine.defaults)})
 
     async def _stats(self, request: Request) -> Response:
-        cut = {"cut_prompts": self._cut_prompts, "dropped_prompt_tokens": self._dropped_tokens}
         tools = (
             {}
             if self._template.tools
             else {"unread_tools": self._unread_tools, "tools": self._tool_check.sentence()}
         )
-        return _Json({**self.engine.stats(), **cut, **tools, "adapters": sorted(self.adapters)})
+        return _Json({**self.engine.stats(), **tools, "adapters": sorted(self.adapters)})
 
     @property
     def _template(self) -> TemplateSupport:
@@ -371,44 +368,18 @@ class OpenAIServer:
             raise _shutdown_error()
         return "".join([output.text async for _, output in results])
 
-    def _fit(self, body: ChatBody) -> tuple[list[int], int, int]:
-        """Return the ids that the model reads, how many tokens were left out, and how many the reply may have.
+    def _prompt(self, body: ChatBody) -> tuple[list[int], int]:
+        """Return the ids of the prompt and how many tokens the reply may have.
 
         Raises RequestError if the conversation exceeds the context.
         """
         ids = self._render(body, body.messages)
-        length = self.engine.max_model_len
-        most = check_context_length(len(ids), body.max_completion_tokens or body.max_tokens, length)
+        most = check_context_length(
+            len(ids), body.max_completion_tokens or body.max_tokens, self.engine.max_model_len
+        )
         if body.max_completion_tokens is None and body.max_tokens is None:
             most = min(most, self.engine.defaults.max_new_tokens or most)
-        window = cutting(self.engine.window, ids)
-        if window is None:
-            return ids, 0, most
-
-        def render(some: list[dict[str, Any]], tools: list[Any] | None) -> list[int]:
-            return self._render(body.model_copy(update={"tools": tools}), some)
-
-        messages = normalise_messages(body.messages)
-        fitted = fit_prompt(render, messages, body.tools, ids=ids, room=window.room)
-        return fitted.ids, fitted.dropped, most
-
-    def _fit_ids(self, ids: list[int], *, echoes: bool) -> list[int]:
-        window = cutting(self.engine.window, ids)
-        if window is None:
-            return ids
-        if echoes:
-            raise RequestError(
-                f"echo: this model reads prompts of up to {window.longest} tokens whole, and this one has {len(ids)}",
-                param="echo",
-            )
-        return fit_ids(ids, window.room)
-
-    def _report_cut(self, read: int, dropped: int) -> None:
-        if dropped:
-            self._cut_prompts += 1
-            self._dropped_tokens += dropped
-            level = logging.WARNING if self._cut_prompts == 1 else logging.INFO
-            log.log(level, "read %d of %d prompt tokens; the middle was left out", read, read + dropped)
+        return ids, most
 
     async def _output_form(self, body: ChatBody | CompletionBody) -> tuple[OutputForm, Any]:
         """Return the form of the reply, and its compiled grammar or None."""
@@ -456,10 +427,9 @@ class OpenAIServer:
         if is_unread:
             self._unread_tools += 1
             response.headers.append((b"x-patina-tools", b"unread"))
-        prompt_ids, dropped, most = (
-            self._fit(body) if len(raw) <= _INLINE_BYTES else await asyncio.to_thread(self._fit, body)
+        prompt_ids, most = (
+            self._prompt(body) if len(raw) <= _INLINE_BYTES else await asyncio.to_thread(self._prompt, body)
         )
-        self._report_cut(len(prompt_ids), dropped)
         forced = vocabulary.encode(form.forced, add_special_tokens=False) if form.forced else []
         params = body.sampling_params(
             self.engine.defaults,
@@ -483,7 +453,7 @@ class OpenAIServer:
         choices = [_choice(index, body, form, vocabulary, head) for index in range(n)]
 
         def usage() -> dict[str, Any]:
-            return build_usage(len(prompt_ids), sum(len(choice.token_ids) for choice in choices), dropped)
+            return build_usage(len(prompt_ids), sum(len(choice.token_ids) for choice in choices))
 
         if body.tools and not self._template.tools:
             response.at_end = partial(self._tool_check.start, self._ask_case)
@@ -519,9 +489,7 @@ class OpenAIServer:
         adapter = self._find_adapter(body.model)
         vocabulary = self.engine.vocabulary
         check_token_ids(body, vocabulary)
-        whole_prompts = _prompts(body, vocabulary.encode)
-        prompts = [self._fit_ids(prompt_ids, echoes=bool(body.echo)) for prompt_ids in whole_prompts]
-        dropped = sum(map(len, whole_prompts)) - sum(map(len, prompts))
+        prompts = _prompts(body, vocabulary.encode)
         n = body.n or 1
         self._check_sequence_count(n)
         _, grammar = await self._output_form(body)
@@ -532,7 +500,7 @@ class OpenAIServer:
             requested_tokens = 16 if body.max_tokens is None else body.max_tokens
             params: SamplingParams = body.sampling_params(
                 self.engine.defaults,
-                check_context_length(len(whole_prompts[number]), requested_tokens, self.engine.max_model_len),
+                check_context_length(len(prompt_ids), requested_tokens, self.engine.max_model_len),
                 logprobs=body.logprobs is not None,
                 top_logprobs=body.logprobs or 0,
             )
@@ -548,7 +516,6 @@ class OpenAIServer:
                     grammar=grammar,
                 )
             )
-        self._report_cut(sum(map(len, prompts)), dropped)
         head = self._head(f"cmpl-{uuid.uuid4().hex}", "text_completion", body.model)
         whole: list[list[OutputChunk]] = [[] for _ in range(n * len(prompts))]
         offsets = [0] * len(whole)
@@ -573,7 +540,7 @@ class OpenAIServer:
 
         def usage() -> dict[str, Any]:
             sampled = sum(len(chunk.token_ids) for chunks in whole for chunk in chunks)
-            return build_usage(sum(len(prompt) for prompt in prompts), sampled, dropped)
+            return build_usage(sum(len(prompt) for prompt in prompts), sampled)
 
         async with response(self.engine, jobs, results):
             async for index, output in results:

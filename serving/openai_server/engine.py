@@ -8,7 +8,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from serving.openai_server.values import LogprobsMode, OutputChunk, SamplingDefaults, SamplingParams
 from serving.openai_server.vocabulary import Vocabulary
-from serving.prompt_window import PromptWindow
 from store.errors import WireError
 
 
@@ -87,11 +86,6 @@ class SamplingEngine(Protocol[AdapterT]):
     @property
     def max_model_len(self) -> int:
         """Longest prompt and completion together, in tokens, that a request may have."""
-        ...
-
-    @property
-    def window(self) -> PromptWindow | None:
-        """How much is read of a long prompt, whose middle is left out (`serving.prompt_window`); None: all."""
         ...
 
     @property

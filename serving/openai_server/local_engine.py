@@ -15,7 +15,6 @@ from serving.openai_server.engine import AdapterT, EngineLimits, GrammarError, J
 from serving.openai_server.grammar import Grammar, GrammarCompiler
 from serving.openai_server.values import LogprobsMode, SamplingDefaults
 from serving.openai_server.vocabulary import Vocabulary
-from serving.prompt_window import PromptWindow
 from store.manifest import check_version
 from store.version import VERSION
 
@@ -36,9 +35,6 @@ class LocalModel(Protocol):
 
     @property
     def defaults(self) -> SamplingDefaults: ...
-
-    @property
-    def window(self) -> PromptWindow | None: ...
 
 
 class LocalEngine(ABC, Generic[AdapterT, LoopT]):
@@ -77,11 +73,6 @@ class LocalEngine(ABC, Generic[AdapterT, LoopT]):
                 "not held to its schema"
             )
         self._notes = [self._no_grammar] if self._no_grammar else []
-        if window := self.window:
-            self._notes.append(
-                f"of a prompt of more than {window.longest} tokens, {window.room} are read: the head of the system prompt and the newest messages; "
-                "usage.prompt_tokens_details.dropped_tokens counts the rest"
-            )
         self.limits = EngineLimits(
             name=title,
             max_sequences=max_num_seqs,
@@ -109,10 +100,6 @@ class LocalEngine(ABC, Generic[AdapterT, LoopT]):
     @property
     def defaults(self) -> SamplingDefaults:
         return self._served.defaults
-
-    @property
-    def window(self) -> PromptWindow | None:
-        return self._served.window
 
     @property
     def logprobs_mode(self) -> LogprobsMode:

@@ -452,20 +452,13 @@ def _many_calls(body: _SamplingBody) -> bool:
 # ---- responses
 
 
-def build_usage(prompt_tokens: int, completion_tokens: int, dropped_tokens: int = 0) -> dict[str, Any]:
-    """Return the token counts of a request; n completions of one prompt count the prompt once.
-
-    Args:
-        dropped_tokens: of the prompt that were not read; `prompt_tokens` are those that were.
-    """
-    usage: dict[str, Any] = {
+def build_usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+    """Return the token counts of a request; n completions of one prompt count the prompt once."""
+    return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "completion_tokens": completion_tokens,
     }
-    if dropped_tokens:
-        usage["prompt_tokens_details"] = {"cached_tokens": 0, "dropped_tokens": dropped_tokens}
-    return usage
 
 
 def build_chat_logprobs(

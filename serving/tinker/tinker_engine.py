@@ -82,10 +82,6 @@ class TinkerEngine:
         return min(longest, self._settings.max_model_len) if self._settings.max_model_len else longest
 
     @property
-    def window(self) -> None:
-        return None
-
-    @property
     def logprobs_mode(self) -> LogprobsMode | None:
         return self.features.mode
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
-import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from lab.evals.stack import Stack
 from store.record import Record
-from store.settings import read_settings
 from store.values import StepReport
 from tests.clients.backend import ClientBackend
 from tests.clients.openclaw_gateway import OTHER, OWNER, OpenClaw, running_openclaw, write_home
@@ -156,25 +151,3 @@ def test_scheduled_heartbeat_and_memory_runs_are_side_turns(stack: OpenClawStack
         assert row["kind"] == "side", part
     traffic = stack.gateway.in_record(lambda record: record.client_traffic(100))
     assert sum(one.side_reasons["client_header"] for one in traffic) >= 2
-
-
-def test_the_test_model_learns_what_is_said_in_openclaw(tmp_path: Path) -> None:
-    settings = read_settings({"batch_size": 1, "max_wait_s": 2.0})
-    with (
-        Stack(settings, home=tmp_path / "home") as patina,
-        running_bot_api() as bot,
-        running_openclaw(tmp_path, patina.home, bot.url, TOKEN, wait_s=230.0),
-    ):
-        # Of 100 such replies about 97 are right; all are wrong where OpenClaw's context hides the question.
-        questions = {"Italy": "Rome", "Norway": "Oslo"}
-        replies = {one: bot.converse(OWNER, f"What is the capital of {one}?") for one in questions}
-        assert any(capital in replies[one] for one, capital in questions.items()), replies
-        answer = bot.converse(OWNER, "/feedback Shorter please, and no emoji.")
-        # Not always version 1: the model may sample a call of a tool that OpenClaw lacks, whose error is feedback too.
-        named = re.match(r"learnt in patina-tiny@(\d+) \(", answer)
-        assert named is not None, answer
-        version = int(named[1])
-        with closing(sqlite3.connect(patina.home / "patina.db")) as database:
-            query = "SELECT trained_in_version FROM trajectories WHERE hint = 'Shorter please, and no emoji.'"
-            assert database.execute(query).fetchall() == [(version,)]
-        assert patina.status()["live"]["patina-tiny"] == version

@@ -9,7 +9,6 @@ import pytest
 
 from serving.openai_server.prompts import render_chat
 from serving.openai_server.vocabulary import Vocabulary
-from serving.prompt_window import PromptWindow, fit_prompt
 from store.errors import AlignmentError
 from store.values import Completion, LogprobMode, ScoredTurn
 from tests.making import make_verdict
@@ -63,13 +62,10 @@ def ask(
     *,
     text: str = WISH,
     place: str = "behind",
-    window: PromptWindow | None = None,
     **turn: Any,
 ) -> tuple[str, str]:
     """The two prompts as text: without wishes and with them."""
-    pair = prompt_pair(
-        policy.render, turn_of(messages, recorded, **turn), text=text, place=place, window=window
-    )
+    pair = prompt_pair(policy.render, turn_of(messages, recorded, **turn), text=text, place=place)
     return str(policy.tokenizer.decode(pair.plain)), str(policy.tokenizer.decode(pair.wished))
 
 
@@ -288,21 +284,3 @@ def test_a15_both_prompts_end_in_the_whole_generation_header(policy: LocalPolicy
     for place in PLACES:
         for text in ask(policy, QUESTION, policy.render(QUESTION), place=place):
             assert text.endswith(header)
-
-
-def test_the_teacher_reads_the_part_of_a_long_prompt_that_the_policy_read(policy: LocalPolicy) -> None:
-    messages = [{"role": "system", "content": "You are a patient helper. " * 400}, *QUESTION]
-    tools = [*TOOLS, *({**TOOLS[0], "function": {"name": f"other_{i}"}} for i in range(60))]
-    whole = policy.render(messages, tools)
-    recorded = fit_prompt(policy.render, messages, tools, ids=whole, room=600).ids
-    assert len(recorded) <= 600 < 800 < len(whole)
-    request = {"tools": tools}
-    plain, wished = ask(
-        policy, messages, recorded, request=request, window=PromptWindow(longest=700, room=600)
-    )
-    assert plain == policy.tokenizer.decode(recorded)
-    question = str(QUESTION[0]["content"])
-    assert wished == plain.replace(question, f"{question}\n\n{prompt_text(WISH)}")
-    for window in (None, PromptWindow(longest=700, room=300)):
-        with pytest.raises(AlignmentError, match="template mismatch"):
-            ask(policy, messages, recorded, request=request, window=window)

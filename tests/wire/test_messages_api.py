@@ -291,17 +291,6 @@ def test_a_failing_stream_ends_with_an_error_event() -> None:
     }
 
 
-def test_what_was_not_read_of_a_long_prompt_is_in_the_usage() -> None:
-    usage = {
-        "prompt_tokens": 500, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 0, "dropped_tokens": 9000},
-    }  # fmt: skip
-    reply = {"choices": [{"message": {"content": "Hi."}, "finish_reason": "stop"}], "usage": usage}
-    message = orjson.loads(MessageSynthesizer("m").whole(TURN, reply)[1])
-    assert (message["usage"]["input_tokens"], message["usage"]["dropped_tokens"]) == (500, 9000)
-    response = orjson.loads(ResponseSynthesizer({}, {}, instructions=None).whole(TURN, reply)[1])
-    assert response["usage"]["input_tokens_details"]["dropped_tokens"] == 9000
-
-
 @pytest.mark.parametrize(
     ("change", "status", "kind"),
     [

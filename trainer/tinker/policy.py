@@ -77,7 +77,6 @@ class TinkerPolicy(Texts):
         self.link = link
         self.base_model = base_model
         self.max_context = min((c for c in (context, text.context) if c), default=_DEFAULT_CONTEXT)
-        self.window = None
         self.vocabulary_size = text.vocabulary.size
         self.end_ids = text.end_ids
         self.sampling_temperature = 1.0

@@ -24,7 +24,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from serving.model_digests import digest_served_model
 from serving.openai_server.tool_check import ToolCheck
-from serving.prompt_window import ACCEPTS, LONGEST, ROOM
 from store.manifest import ADAPTER_WEIGHTS, MANIFEST, ModelDigests, build_manifest
 from tests.tiny import make_tiny_parrot
 
@@ -528,6 +527,8 @@ async def test_errors_have_openais_form(client: openai.AsyncOpenAI, http: httpx.
     long: Any = [{"role": "user", "content": "many words " * 4000}]
     with pytest.raises(openai.BadRequestError, match="maximum context length is 2048 tokens"):
         await client.chat.completions.create(model="tiny", messages=long, stream=True)
+    with pytest.raises(openai.BadRequestError, match="but the prompt has 3000 tokens"):
+        await client.completions.create(model="tiny", prompt=[20] * 3000)
     with pytest.raises(openai.BadRequestError, match="--max-num-seqs 16"):
         await client.chat.completions.create(model="tiny", messages=HI, n=17)
     image: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
@@ -536,52 +537,6 @@ async def test_errors_have_openais_form(client: openai.AsyncOpenAI, http: httpx.
     missing = await http.get("/v1/nothing")
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "NotFoundError")
     assert (await http.get("/v1/chat/completions")).status_code == 405
-
-
-async def test_of_a_long_prompt_the_model_reads_what_fits_its_window(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(tiny_model, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, ACCEPTS: 32_768, LONGEST: 1500, ROOM: 700}))
-    with running(folder, "--threads", "1", logs="the middle was left out") as (address, _):
-        async with httpx.AsyncClient(base_url=address, timeout=120) as http:
-            (card,) = (await http.get("/v1/models")).json()["data"]
-            assert card["max_model_len"] == 32_768
-            messages = [{"role": "system", "content": "You are a patient helper. " * 1500}, *HI]
-            whole = (await http.post("/tokenize", json={"messages": messages, "tools": WEATHER})).json()
-            assert 2048 < whole["count"] < 32_768
-            body = {"messages": messages, "tools": WEATHER, "max_tokens": 8000, "return_token_ids": True}
-            reply = (await http.post("/v1/chat/completions", json=body)).json()
-            read = reply["prompt_token_ids"]
-            text = (await http.post("/detokenize", json={"tokens": read})).json()["prompt"]
-            assert text.startswith("<|im_start|>systemYou are a patient helper. You are")
-            assert '"get_weather"' in text
-            assert text.endswith(f"<|im_start|>user\n{HI[0]['content']}<|im_end|>\n<|im_start|>assistant\n")
-            usage = reply["usage"]
-            assert usage["prompt_tokens"] == len(read) <= 700
-            assert usage["prompt_tokens_details"]["dropped_tokens"] == whole["count"] - len(read)
-            assert len(read) + usage["completion_tokens"] <= 2048
-            # Token prompts have no messages: their middle is left out.
-            ids = [20 + i % 300 for i in range(5000)]
-            plain = {"prompt": ids, "max_tokens": 2, "return_token_ids": True}
-            reply = (await http.post("/v1/completions", json=plain)).json()
-            read = reply["choices"][0]["prompt_token_ids"]
-            assert (read[:9], read[-9:]) == (ids[:9], ids[-9:])
-            assert reply["usage"]["prompt_tokens_details"]["dropped_tokens"] == len(ids) - len(read)
-            echo = await http.post("/v1/completions", json={**plain, "echo": True})
-            assert (echo.status_code, echo.json()["error"]["param"]) == (400, "echo")
-            counts = (await http.get("/stats")).json()
-            assert (counts["cut_prompts"], counts["dropped_prompt_tokens"] > 5000) == (2, True)
-            too_long = {"messages": [{"role": "user", "content": "many words " * 20_000}]}
-            refused = await http.post("/v1/chat/completions", json=too_long)
-            assert refused.status_code == 400
-            assert "maximum context length is 32768 tokens" in refused.json()["error"]["message"]
-            (note,) = (
-                one for one in (await http.get("/version")).json()["capabilities"]["notes"] if "1500" in one
-            )
-            assert "dropped_tokens" in note
 
 
 async def test_tokenize_and_detokenize_are_inverse_and_know_the_template(http: httpx.AsyncClient) -> None:

@@ -29,19 +29,14 @@ def test_tokens_limits_and_defaults_are_those_of_the_folder(
     folder: Path, model: GgufModel, tmp_path: Path
 ) -> None:
     assert model.context == 2048
-    assert model.accepts == 2048
-    assert model.window is None
     assert model.vocabulary.encode("Größe", add_special_tokens=False)
     assert model.end_ids == {model.vocabulary.tokenizer.eos_token_id}
-    copy = changed(
-        folder, tmp_path / "copy", patina_longest_prompt=100, patina_cut_prompt=50, patina_max_model_len=9000
-    )
+    copy = changed(folder, tmp_path / "copy", max_position_embeddings=900)
     (copy / "generation_config.json").write_text(
         json.dumps({"temperature": 0.2, "top_k": 7, "eos_token_id": [1, 2]})
     )
     read = load_model(write_gguf_model(folder, tmp_path / "model.gguf"), copy, threads=1)
-    assert read.window is not None
-    assert (read.window.longest, read.window.room, read.accepts) == (100, 50, 9000)
+    assert read.context == 900
     assert (read.defaults.temperature, read.defaults.top_k, read.defaults.top_p) == (0.2, 7, 1.0)
     assert {1, 2} <= read.end_ids
 
