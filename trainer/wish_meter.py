@@ -6,6 +6,9 @@ effect        how a wish in the prompt changes the next-token probabilities alon
 follows       a reply follows a wish when the base model finds it likelier with the wish in the prompt than without, and than with
               neutral words in its place: the log of the ratio is above 0 (a likelihood-ratio test with equal priors). So the
               share among replies with the wish less the share among those without is a distance of the two distributions
+way           how far replies are from the base model's to the teacher's: their mean log-ratio (with the wish, without), 0 where it is
+              the base model's and 1 where it is the teacher's. Their distance is Jeffreys' divergence of the two. The test above
+              is too strict a judge of a third model: a reply with the base model's words that ends in time counts as none
 ============  ================================================================================================================
 
 Replies are greedy: of a dozen sampled ones a share is off by .14. The base model never changes, so its replies and the effects are kept.
@@ -44,7 +47,7 @@ class Followed:
     Attributes:
         base: of the base model's replies without the wish.
         told: of the teacher's replies, who reads it.
-        weights: of the policy's replies without it; None: not measured.
+        weights: of the policy's replies without it: as far from ``base`` to ``told`` as the replies are; None: not measured.
         replies: fewest replies behind a share.
     """
 
@@ -174,6 +177,13 @@ class WishMeter:
             self._without |= {one: max(plain, neutral) for one, plain, neutral in read}
         wished = self._read_whole(text, replies)
         return [value > self._without[one] + _ROUNDING for one, value in zip(replies, wished, strict=True)]
+
+    def log_ratio(self, text: str, replies: Sequence[tuple[str, Ids]]) -> float:
+        """Mean of log p(reply with the wish in the prompt) − log p(reply without), in nats; 0 of no reply."""
+        if not replies:
+            return 0.0
+        pairs = zip(self._read_whole(text, replies), self._read_whole("", replies), strict=True)
+        return sum(wished - plain for wished, plain in pairs) / len(replies)
 
     def opposed(self, text: str, replies: Sequence[tuple[str, Ids]]) -> list[int]:
         """Indices of the replies to messages, those first that a wish in the prompt makes least likely."""

@@ -29,12 +29,14 @@ class Reviewed:
         reworded: those that are merged into one of them.
         merged: what the record is to make one.
         measures: what was measured of each wish, by wish_id.
+        told: questions with the base model's replies behind all these wishes.
     """
 
     learnt: tuple[Wish, ...] = ()
     reworded: tuple[Wish, ...] = ()
     merged: tuple[Merge, ...] = ()
     measures: Mapping[int, Json] | None = None
+    told: Sequence[tuple[str, Ids]] = ()
 
     @property
     def stated(self) -> frozenset[str]:
@@ -91,6 +93,7 @@ class WishReview:
                 if len(group) > 1
             ),
             measures=measures,
+            told=told,
         )
 
     def _worded(self, group: Sequence[Wish]) -> Wish:
@@ -135,16 +138,21 @@ class WishReview:
         if not reviewed.learnt or not self._policy.is_finite():
             return {}
         replies = self._replies("", Weights.STUDENT)
-        known = reviewed.measures or {}
-        return {
-            wish.wish_id: Followed(
-                base=known[wish.wish_id]["base"],
-                told=known[wish.wish_id]["told"],
-                weights=self._share(wish, replies),
-                replies=len(replies),
+        found = {}
+        for wish in reviewed.learnt:
+            known = (reviewed.measures or {})[wish.wish_id]
+            way = self._way(wish, replies, reviewed.told)
+            weights = known["base"] + way * (known["told"] - known["base"])
+            found[wish.wish_id] = Followed(
+                base=known["base"], told=known["told"], weights=weights, replies=len(replies)
             )
-            for wish in reviewed.learnt
-        }
+        return found
+
+    def _way(self, wish: Wish, replies: Sequence[tuple[str, Ids]], told: Sequence[tuple[str, Ids]]) -> float:
+        """How far replies are from the base model's to the teacher's, in [0, 1]; see `trainer.wish_meter`."""
+        plain = [(question, reply.token_ids) for question, reply in self._meter.probes]
+        base, asked, now = (self._meter.log_ratio(wish.text, some) for some in (plain, told, replies))
+        return min(1.0, max(0.0, (now - base) / (asked - base))) if asked > base else 0.0
 
 
 def wish_rows(followed: Mapping[int, Followed]) -> list[Json]:

@@ -135,6 +135,23 @@ def test_a_policy_that_learnt_nothing_follows_a_wish_about_as_often_as_the_base_
     assert not any(row["retired"] for row in wish_rows(followed))
 
 
+def test_the_way_of_replies_is_0_at_the_base_models_1_at_the_teachers_and_between_for_some_of_each(
+    review: WishReview, found: Reviewed
+) -> None:
+    wish, *_ = found.learnt
+    plain = [(question, reply.token_ids) for question, reply in review._meter.probes]
+    told = list(found.told)
+    assert review._way(wish, plain, told) == 0.0
+    assert review._way(wish, told, told) == pytest.approx(1.0)
+    ratios = [review._meter.log_ratio(wish.text, some) for some in (plain, [*plain, *told], told)]
+    assert review._way(wish, [*plain, *told], told) == pytest.approx(
+        (ratios[1] - ratios[0]) / (ratios[2] - ratios[0])
+    )
+    assert 0.2 < review._way(wish, [*plain, *told], told) < 0.8
+    assert review._way(wish, told, plain) == 0.0  # asking brings nothing
+    assert review._meter.log_ratio(wish.text, []) == 0.0
+
+
 @pytest.mark.parametrize(("weights", "retired"), [(0.73, True), (0.7, False)])
 def test_a_version_has_a_wish_in_its_weights_at_nine_tenths_of_what_asking_gives(
     weights: float, retired: bool
