@@ -16,7 +16,7 @@ from typing import Any
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from store.errors import ConfigError, JudgeError, JudgeUnavailable
+from store.errors import ConfigError, JudgeError, JudgeUnavailable, first_line
 from store.values import Json
 
 
@@ -162,7 +162,5 @@ def _is_openai_error(exc: Exception) -> bool:
 
 
 def _first_line(exc: Exception) -> str:
-    text = str(exc).strip().splitlines()
-    line = text[0] if text else type(exc).__name__
     # "litellm.InternalServerError: InternalServerError: OpenAIException - Connection error." -> what happened
-    return line.rsplit("Exception - ", 1)[-1][:200]
+    return first_line(exc).rsplit("Exception - ", 1)[-1][:200]

@@ -126,3 +126,9 @@ class JudgeUnavailable(JudgeError):
 
 class RewardError(TheirError):
     """The user's own reward function raised or returned something that is not a verdict."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text; its class where it says nothing."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -32,6 +32,7 @@ from typing import Any
 import safetensors
 
 from serving.tinker.version import read_version
+from store.disk import sync_path
 from store.errors import AdapterError
 from store.manifest import (
     ADAPTER_CONFIG,
@@ -132,9 +133,9 @@ def _store(target: Path, files: Mapping[str, bytes], digest: str) -> WrittenVers
         for name, body in files.items():
             _write(unfinished / name, body)
         for folder in (unfinished / "patina", unfinished):
-            _flush_folder(folder)
+            _flush(folder)
         unfinished.rename(target)  # refuses a folder that another process filled meanwhile
-        _flush_folder(adapters)
+        _flush(adapters)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)  # what stays behind, `sweep` finds
         raise AdapterError(
@@ -290,14 +291,10 @@ def _write(path: Path, body: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        # Some network file systems cannot flush a folder; their rename is as safe as they make it.
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _flush(folder: Path) -> None:
+    # Some network file systems cannot flush a folder; their rename is as safe as they make it.
+    with contextlib.suppress(OSError):
+        sync_path(folder)
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

@@ -37,7 +37,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from serving.embedded.devices import usable_device
-from store.errors import AdapterError, AlignmentError, ConfigError, GateRejected
+from serving.openai_server.values import end_ids
+from store.errors import AdapterError, AlignmentError, ConfigError, GateRejected, first_line
 from store.manifest import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from trainer.batch import GREEDY_BELOW, cheapest_parts
 from trainer.checkpoint import TRAINER_STATE
@@ -48,7 +49,7 @@ from trainer.out_of_memory import in_halves
 from trainer.protocol import Reply as Reply
 from trainer.protocol import TeacherScore
 from trainer.protocol import Weights as Weights
-from trainer.texts import Texts, check_folder, end_ids, first_line, load_tokenizer
+from trainer.texts import Texts, check_folder, load_tokenizer
 
 #: Models smaller than this are held in float32, larger ones in bfloat16 with gradient checkpointing.
 FLOAT32_BELOW = 200_000_000
@@ -124,14 +125,13 @@ class LocalPolicy(Texts):
         self.max_context = int(getattr(config, "max_position_embeddings", None) or 2048)
         self.vocabulary_size = int(config.vocab_size)
         self.end_ids = end_ids(
-            self.tokenizer,
+            self.tokenizer.eos_token_id,
             getattr(network.generation_config, "eos_token_id", None),
             getattr(network.config, "eos_token_id", None),
         )
         #: What the model's makers sample at; 1 where they do not say.
         self.sampling_temperature = float(getattr(network.generation_config, "temperature", None) or 1.0)
         self._pad = int(self.tokenizer.pad_token_id or 0)
-        self._head_checked: set[int] = set()
         self._wide_heads: dict[Tensor, Tensor | None] = {}
         self._learning_rate = learning_rate
         #: Of the model itself; `max_context` is what can be trained on here.

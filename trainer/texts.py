@@ -9,7 +9,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from serving.openai_server.chat_template import apply_template
-from store.errors import AlignmentError, ConfigError
+from store.errors import AlignmentError, ConfigError, first_line
 
 
 class Texts:
@@ -82,18 +82,3 @@ def check_folder(name: str) -> None:
         raise ConfigError(f"there is no model folder {name}")
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ConfigError(f"{name} is not a model folder: it has no config.json")
-
-
-def end_ids(tokenizer: Any, *others: Any) -> frozenset[int]:
-    """The ids that end a turn: the tokenizer's, and those of other configurations (an id, several, or None)."""
-    ends: set[int] = set()
-    for value in (*others, tokenizer.eos_token_id):
-        if value is not None:
-            ends.update([value] if isinstance(value, int) else value)
-    return frozenset(ends)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text; its class where it says nothing."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from store.errors import ConfigError
+from store.errors import ConfigError, first_line
 
 
 def usable_device(wanted: str) -> torch.device:
@@ -15,7 +15,5 @@ def usable_device(wanted: str) -> torch.device:
         device = torch.device(wanted)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            f"--device {wanted} cannot be used: {str(error).strip().splitlines()[0]}"
-        ) from error
+        raise ConfigError(f"--device {wanted} cannot be used: {first_line(error)}") from error
     return device

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from serving.embedded.adapters import Adapter, AdapterSelector
 from serving.embedded.devices import usable_device
 from serving.embedded.kv_cache import BatchKvCache, build_mask
-from serving.openai_server.values import SamplingDefaults
+from serving.openai_server.values import SamplingDefaults, end_ids
 from serving.openai_server.vocabulary import Vocabulary
-from store.errors import ConfigError
+from store.errors import ConfigError, first_line
 
 # Below this size float32 costs little and makes outputs independent of the batch to six digits.
 FLOAT32_MAX_PARAMETERS = 200_000_000
@@ -47,8 +47,13 @@ class Model:
         self.loras = AdapterSelector(network)
         self.parameters = sum(parameter.numel() for parameter in network.parameters())
         self.dtype: torch.dtype = network.dtype
-        self.end_ids = _end_ids(network, tokenizer)
-        self.defaults = _defaults(network)
+        generation = network.generation_config.to_dict() if network.generation_config else {}
+        self.end_ids = end_ids(
+            generation.get("eos_token_id"),
+            getattr(network.config, "eos_token_id", None),
+            tokenizer.eos_token_id,
+        )
+        self.defaults = SamplingDefaults.stated_in(generation)
         layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
         unknown = layer_types - {"full_attention", "sliding_attention"}
         if unknown:
@@ -209,8 +214,7 @@ def load_model(
         what = (
             "the model folder" if local else "the model (no such folder, and not complete in the local cache)"
         )
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(f"{what} {name} cannot be loaded: {first}") from error
+        raise ConfigError(f"{what} {name} cannot be loaded: {first_line(error)}") from error
     network.to(target_device).eval().requires_grad_(False)
     limit = int(getattr(config.get_text_config(), "max_position_embeddings", None) or 2048)
     if max_model_len is not None and max_model_len > limit:
@@ -236,36 +240,3 @@ def _dtype(wanted: str, config: Any) -> torch.dtype:
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
     return torch.float32 if size < FLOAT32_MAX_PARAMETERS else torch.bfloat16
-
-
-def _end_ids(network: Any, tokenizer: Any) -> frozenset[int]:
-    """Return the ids that end a turn: of the generation config, the model config and the tokenizer."""
-    ends: set[int] = set()
-    for value in (
-        getattr(network.generation_config, "eos_token_id", None),
-        getattr(network.config, "eos_token_id", None),
-        tokenizer.eos_token_id,
-    ):
-        if isinstance(value, int):
-            ends.add(value)
-        elif value is not None:
-            ends.update(int(one) for one in value)
-    return frozenset(ends)
-
-
-def _defaults(network: Any) -> SamplingDefaults:
-    config: GenerationConfig | None = network.generation_config
-    plain = SamplingDefaults()
-
-    def value(name: str, default: float) -> float:
-        got = getattr(config, name, None)
-        return default if got is None else float(got)
-
-    return SamplingDefaults(
-        temperature=value("temperature", plain.temperature),
-        top_p=value("top_p", plain.top_p),
-        top_k=int(value("top_k", plain.top_k)),
-        min_p=value("min_p", plain.min_p),
-        repetition_penalty=value("repetition_penalty", plain.repetition_penalty),
-        max_new_tokens=int(value("max_new_tokens", plain.max_new_tokens)),
-    )

@@ -5,17 +5,16 @@ The folder is what the trainer starts from, so both give the same token the same
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from serving.llamacpp.library import LlamaModel, write_float16
-from serving.openai_server.values import SamplingDefaults
+from serving.openai_server.values import SamplingDefaults, end_ids
 from serving.openai_server.vocabulary import Vocabulary
-from store.errors import ConfigError
+from serving.vllm.model_folder import read_json
+from store.errors import ConfigError, first_line
 
 #: The space of vocabularies that are not byte-level, which a GGUF file may hold as a plain one.
 _WORD_START = "\u2581"
@@ -45,13 +44,13 @@ def load_model(file: Path, folder: Path, *, threads: int, gpu_layers: int | None
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    config = _read_json(folder / "config.json", required=True)
-    generation = _read_json(folder / "generation_config.json", required=False)
+    config = read_json(folder / "config.json")
+    stated = folder / "generation_config.json"
+    generation = read_json(stated) if stated.is_file() else {}
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"the tokenizer of {folder} cannot be read: {first}") from error
+        raise ConfigError(f"the tokenizer of {folder} cannot be read: {first_line(error)}") from error
     text_config = SimpleNamespace(**config.get("text_config", config))
     weights = _load_weights(file, folder, gpu_layers, threads)
     vocabulary = Vocabulary(tokenizer, weights.size)
@@ -60,8 +59,8 @@ def load_model(file: Path, folder: Path, *, threads: int, gpu_layers: int | None
     return GgufModel(
         weights=weights,
         vocabulary=vocabulary,
-        end_ids=_end_ids(tokenizer.eos_token_id, config.get("eos_token_id"), generation.get("eos_token_id")),
-        defaults=_defaults(generation),
+        end_ids=end_ids(tokenizer.eos_token_id, config.get("eos_token_id"), generation.get("eos_token_id")),
+        defaults=SamplingDefaults.stated_in(generation),
         context=positions,
     )
 
@@ -90,18 +89,6 @@ def _load_weights(file: Path, folder: Path, gpu_layers: int | None, threads: int
     return LlamaModel(copy, gpu_layers=gpu_layers, is_mapped=False)
 
 
-def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
-    if not required and not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} is not a JSON object")
-    return found
-
-
 def _check_vocabulary(weights: LlamaModel, vocabulary: Vocabulary, file: Path, folder: Path) -> None:
     """Compare the token of each id. Ids that only one of them has are padding of the embedding."""
     if vocabulary.size > weights.size:
@@ -114,21 +101,3 @@ def _check_vocabulary(weights: LlamaModel, vocabulary: Vocabulary, file: Path, f
             raise ConfigError(
                 f"token {token_id} is {token!r} in {folder} and {found!r} in {file}: they are of different models"
             )
-
-
-def _end_ids(*values: Any) -> frozenset[int]:
-    """Return the ids that end a turn: of the tokenizer, the model config and the generation config."""
-    ends: set[int] = set()
-    for value in values:
-        ends.update([value] if isinstance(value, int) else value or ())
-    return frozenset(ends)
-
-
-def _defaults(generation: dict[str, Any]) -> SamplingDefaults:
-    plain = SamplingDefaults()
-    stated = {
-        field.name: type(getattr(plain, field.name))(generation[field.name])
-        for field in fields(plain)
-        if generation.get(field.name) is not None
-    }
-    return replace(plain, **stated)

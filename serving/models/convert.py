@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from serving.embedded.model import FLOAT32_MAX_PARAMETERS
 from serving.models.converted import ORIGIN
-from store.errors import ConfigError
+from store.errors import ConfigError, first_line
 from store.manifest import digest_model
 
 #: Entry of generation_config.json -> the file's key for what its makers recommend.
@@ -103,8 +103,7 @@ def _load(gguf: Path, dtype: torch.dtype) -> tuple[Any, Any]:
             gguf.parent, gguf_file=gguf.name, dtype=dtype, output_loading_info=True
         )
     except Exception as error:  # the library has no errors of its own for what it cannot read
-        text = str(error).strip() or type(error).__name__
-        raise ConfigError(f"{gguf} cannot be read for training: {text.splitlines()[0]}") from error
+        raise ConfigError(f"{gguf} cannot be read for training: {first_line(error)}") from error
     # What the file lacks, the library makes up at random.
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:

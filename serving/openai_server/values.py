@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -23,6 +23,24 @@ class SamplingDefaults:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     max_new_tokens: int = 0
+
+    @classmethod
+    def stated_in(cls, generation: Mapping[str, Any]) -> SamplingDefaults:
+        """Return what a generation config states, and the defaults of what it leaves open."""
+        stated = {
+            one.name: type(getattr(cls(), one.name))(generation[one.name])
+            for one in fields(cls)
+            if generation.get(one.name) is not None
+        }
+        return cls(**stated)
+
+
+def end_ids(*stated: Any) -> frozenset[int]:
+    """Return the ids that end a turn: those of the tokenizer and of each config, which state an id, several, or None."""
+    ends: set[int] = set()
+    for value in stated:
+        ends.update([value] if isinstance(value, int) else value or ())
+    return frozenset(ends)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from serving.openai_server.values import end_ids
 from serving.openai_server.vocabulary import Vocabulary
-from store.errors import ConfigError
+from store.errors import ConfigError, first_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +57,8 @@ def load_local_tokenizer(name: str) -> LocalTokenizer:
     except (
         Exception
     ) as exc:  # many libraries read these files, each with its own errors; all of them end the start
-        message = str(exc).strip().splitlines()
         raise ConfigError(
-            f"the tokenizer of {name} cannot be read: {message[0] if message else type(exc).__name__}; with --backend tinker, "
+            f"the tokenizer of {name} cannot be read: {first_line(exc)}; with --backend tinker, "
             "--model-name is a folder or a Hugging Face name of the model that the Tinker server has"
         ) from exc
     text = config.get_text_config()
@@ -66,14 +66,8 @@ def load_local_tokenizer(name: str) -> LocalTokenizer:
     context = getattr(text, "max_position_embeddings", None)
     return LocalTokenizer(
         vocabulary=Vocabulary(tokenizer, size),
-        end_ids=_end_ids(tokenizer, config, generation),
+        end_ids=end_ids(
+            tokenizer.eos_token_id, *(getattr(one, "eos_token_id", None) for one in (config, generation))
+        ),
         context=int(context) if context else None,
     )
-
-
-def _end_ids(tokenizer: Any, *configs: Any) -> frozenset[int]:
-    """Return the ids that end a turn: of the generation config, the model config and the tokenizer."""
-    ends: set[int] = set()
-    for value in (tokenizer.eos_token_id, *(getattr(config, "eos_token_id", None) for config in configs)):
-        ends.update([value] if isinstance(value, int) else value or ())
-    return frozenset(ends)

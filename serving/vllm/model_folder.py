@@ -17,9 +17,9 @@ def read_model_facts(model: str) -> ModelFacts:
         ConfigError: there is no such model here, or its configuration cannot be read.
     """
     folder = find_model_folder(model)
-    config = _json(folder / "config.json")
+    config = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
-    defaults = _json(generation) if generation.is_file() else {}
+    defaults = read_json(generation) if generation.is_file() else {}
     temperature = defaults.get("temperature")
     return model_facts_from_config(
         model,
@@ -62,7 +62,8 @@ def cached_model_folder(name: str) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a file's JSON object. Raises: ConfigError."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
@@ -98,7 +99,7 @@ def _template(folder: Path) -> str:
     if own.is_file():
         return own.read_text(encoding="utf-8", errors="replace")
     tokenizer = folder / "tokenizer_config.json"
-    found = _json(tokenizer).get("chat_template") if tokenizer.is_file() else None
+    found = read_json(tokenizer).get("chat_template") if tokenizer.is_file() else None
     if isinstance(found, list):  # several named templates
         found = next(
             (t.get("template") for t in found if isinstance(t, dict) and t.get("name") == "default"), None

@@ -20,9 +20,8 @@ import httpx
 import tinker
 
 from serving.tinker.service import address, api_key, base_url, connect, made, probe
-from store.errors import PatinaError, TheirError, UpstreamError, UpstreamUnreachable
+from store.errors import PatinaError, TheirError, UpstreamError, UpstreamUnreachable, first_line
 from store.settings import Settings
-from trainer.texts import first_line
 
 #: How often a wait looks at the server's health, and how many bad looks in a row end it.
 _LOOK_S, _BAD_LOOKS = 5.0, 3
