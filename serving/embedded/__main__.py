@@ -28,8 +28,6 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--max-lora-rank", type=positive, default=64, help="highest rank of an adapter (default: %(default)s)"
     )
-    add("--logprobs-mode", choices=["raw_logprobs", "processed_logprobs"], default="raw_logprobs",
-        help="report log-probabilities before (raw) or after temperature, penalties and truncation (default: %(default)s)")  # fmt: skip
     return parser
 
 
@@ -67,7 +65,6 @@ def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
             max_num_seqs=arguments.max_num_seqs,
             max_loras=arguments.max_loras,
             max_lora_rank=arguments.max_lora_rank,
-            logprobs_mode=arguments.logprobs_mode,
             cache_bytes=int(arguments.kv_cache_gb * (1 << 30)),
             model_name=arguments.model,
         ),

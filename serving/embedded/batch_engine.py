@@ -23,7 +23,6 @@ from serving.embedded.sampling import SamplingBatch, edit_logits, sample
 from serving.openai_server.batch_loop import BatchLoop
 from serving.openai_server.engine import GrammarError, Job
 from serving.openai_server.sequence import SampledSequence, grammar_failure
-from serving.openai_server.values import LogprobsMode
 
 # Prompt tokens of one forward; bounds how long running streams wait for a long prompt.
 PREFILL_TOKENS = 512
@@ -76,12 +75,10 @@ class BatchEngine(BatchLoop[Adapter]):
         post: Callable[[Callable[[], None]], None],
         max_num_seqs: int = 16,
         max_loras: int = 8,
-        logprobs_mode: LogprobsMode = "raw_logprobs",
         cache_bytes: int = 4 << 30,
     ) -> None:
         super().__init__(post)
         self.model = model
-        self.logprobs_mode = logprobs_mode
         self._max_num_seqs = max_num_seqs
         self._max_loras = max_loras
         self._cache_bytes = cache_bytes
@@ -260,7 +257,7 @@ class BatchEngine(BatchLoop[Adapter]):
                     failed[row] = str(error)
         forced = {row: one.forced_id for row, one in enumerate(rows) if one.forced_id is not None}
         uniforms = [0.0] * len(rows) if batch.all_greedy else [one.rng.random() for one in rows]
-        sampled_tokens = sample(raw, edited, batch, uniforms, forced, self.logprobs_mode)
+        sampled_tokens = sample(raw, edited, batch, uniforms, forced)
         self._completion_tokens += len(rows)
         finished = []
         for row, one in enumerate(rows):

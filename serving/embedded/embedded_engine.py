@@ -11,7 +11,6 @@ from serving.embedded.adapters import Adapter, read_adapter
 from serving.embedded.batch_engine import BatchEngine
 from serving.embedded.model import Model
 from serving.openai_server.local_engine import LocalEngine
-from serving.openai_server.values import LogprobsMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +20,6 @@ class EmbeddedOptions:
     max_num_seqs: int = 16
     max_loras: int = 8
     max_lora_rank: int = 64
-    logprobs_mode: LogprobsMode = "raw_logprobs"
     cache_bytes: int = 4 << 30
     model_name: str = ""  #: folder or cached name of the model, which the manifest of a version is compared with; "": not compared
 
@@ -37,7 +35,6 @@ class EmbeddedEngine(LocalEngine[Adapter, BatchEngine]):
             max_num_seqs=options.max_num_seqs,
             slots=options.max_loras,
             source=options.model_name,
-            logprobs_mode=options.logprobs_mode,
         )
         self.model = model
         self._options = options
@@ -52,7 +49,6 @@ class EmbeddedEngine(LocalEngine[Adapter, BatchEngine]):
             post=post,
             max_num_seqs=self._options.max_num_seqs,
             max_loras=self._options.max_loras,
-            logprobs_mode=self._options.logprobs_mode,
             cache_bytes=self._options.cache_bytes,
         )
 

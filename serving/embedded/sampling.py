@@ -5,9 +5,7 @@ Shapes: B rows (one per running sequence), V vocabulary. Logits are float32, wha
 Each row is sampled by inverting its cumulative distribution at one uniform number that the caller passes. The number comes from the request's own
 generator, so a seeded sample does not depend on the rest of the batch.
 
-Two log-probabilities can be reported, named as in vLLM:
-* raw: log-softmax of the model's logits, before temperature, penalties and truncation. The default.
-* processed: under the distribution that the token was sampled from. Greedy rows count as temperature 1.
+Log-probabilities are vLLM's raw ones: of the model's logits, before temperature, penalties and truncation.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from serving.openai_server.values import LogprobsMode, SamplingParams
+from serving.openai_server.values import SamplingParams
 
 
 class SamplingBatch:
@@ -54,7 +52,6 @@ class SamplingBatch:
 
         self.greedy = torch.tensor(greedy, device=device)
         self.temperature = column([row.temperature or 1.0 for row in rows])
-        # A greedy row keeps its whole distribution: truncating it would not change the token, only the processed logprob.
         self.top_p = column([row.top_p if row.temperature else 1.0 for row in rows])
         self.top_k = torch.tensor(
             [row.top_k if row.temperature and row.top_k > 0 else vocabulary for row in rows], device=device
@@ -138,32 +135,28 @@ def sample(
     batch: SamplingBatch,
     uniforms: Sequence[float],
     forced: Mapping[int, int],
-    mode: LogprobsMode,
 ) -> SampledTokens:
     """Sample one token for each row.
 
     `raw` [B, V] are the model's logits, `edited` the same after penalties (the same tensor if no row has any). `forced` maps rows to
     prescribed ids.
     """
-    processed = edited
     if batch.all_greedy:
         ids = edited.argmax(-1)
     else:
-        processed = truncate_logits(edited / batch.temperature, batch)
-        ids = draw_ids(processed, torch.tensor(uniforms, dtype=torch.float64, device=raw.device))
+        truncated = truncate_logits(edited / batch.temperature, batch)
+        ids = draw_ids(truncated, torch.tensor(uniforms, dtype=torch.float64, device=raw.device))
         if batch.any_greedy:
             ids = torch.where(batch.greedy, edited.argmax(-1), ids)
     if forced:
         ids[torch.tensor(list(forced), device=raw.device)] = torch.tensor(
             list(forced.values()), device=raw.device
         )
-        processed = edited if batch.all_greedy else processed
-    shown = raw if mode == "raw_logprobs" else processed
-    norm = shown.logsumexp(-1, keepdim=True)
-    logprobs = (shown.gather(-1, ids[:, None]) - norm).squeeze(-1)
+    norm = raw.logsumexp(-1, keepdim=True)
+    logprobs = (raw.gather(-1, ids[:, None]) - norm).squeeze(-1)
     top: list[list[tuple[int, float]]] | None = None
     if batch.most_top_logprobs:
-        values, places = shown.topk(min(batch.most_top_logprobs, shown.shape[-1]), -1)
+        values, places = raw.topk(min(batch.most_top_logprobs, raw.shape[-1]), -1)
         top = [
             list(zip(row_ids, row_values, strict=True))
             for row_ids, row_values in zip(places.tolist(), (values - norm).tolist(), strict=True)

@@ -56,12 +56,10 @@ class LocalEngine(ABC, Generic[AdapterT, LoopT]):
         max_num_seqs: int,
         slots: int,
         source: str,
-        logprobs_mode: LogprobsMode = "raw_logprobs",
     ) -> None:
         self._served = model
         self._slots = slots
         self._source = source
-        self._logprobs_mode: LogprobsMode = logprobs_mode
         self._engine: LoopT | None = None
         self._grammars: GrammarCompiler | None = None
         self._no_grammar = ""
@@ -103,7 +101,7 @@ class LocalEngine(ABC, Generic[AdapterT, LoopT]):
 
     @property
     def logprobs_mode(self) -> LogprobsMode:
-        return self._logprobs_mode
+        return "raw_logprobs"
 
     @property
     def engine(self) -> LoopT:

@@ -17,7 +17,7 @@ import torch
 from serving.embedded.adapters import Adapter, read_adapter
 from serving.embedded.batch_engine import PREFILL_TOKENS, BatchEngine, EmbeddedJob
 from serving.embedded.model import Model, load_model
-from serving.openai_server.values import LogprobsMode, OutputChunk, SamplingParams
+from serving.openai_server.values import OutputChunk, SamplingParams
 from tests.tiny import make_tiny_model
 
 PROMPTS = [list(range(20, 20 + length)) for length in (3, 40, 9, 17, 70, 5, 1)]
@@ -240,15 +240,14 @@ def test_raw_logprobs_are_the_models_own_at_any_temperature(model: Model) -> Non
         assert [value for _, value in chunk.logprobs[0].top] == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
-def test_logprobs_are_finite_whatever_is_cut_off(model: Model, mode: LogprobsMode) -> None:
-    with RunningEngine(model, logprobs_mode=mode) as running:
+def test_logprobs_are_finite_whatever_is_cut_off(model: Model) -> None:
+    with RunningEngine(model) as running:
         call = running.ask(PROMPTS[0], temperature=0.9, top_k=2, top_logprobs=5, max_tokens=40).wait()
     for chunk in call.chunks[0]:
         (entry,) = chunk.logprobs
         assert math.isfinite(entry.logprob)
         assert all(math.isfinite(value) for _, value in entry.top)
-        assert len(entry.top) == (5 if mode == "raw_logprobs" else 2)
+        assert len(entry.top) == 5
 
 
 def test_the_text_is_the_decoding_of_the_ids(model: Model) -> None:

@@ -114,17 +114,6 @@ def test_the_logprobs_are_the_models_own(
     assert call.logprobs() == pytest.approx(expected, abs=1e-3)
 
 
-def test_processed_logprobs_are_those_of_the_masked_distribution(
-    model: Model, compiler: GrammarCompiler
-) -> None:
-    with RunningEngine(model, logprobs_mode="processed_logprobs") as running:
-        call = running.ask(
-            PROMPTS[1], grammar=compiler.compile(answer({"const": "Paris"})), max_tokens=50, temperature=1.0
-        ).wait()
-    assert call.text() == '"Paris"'
-    assert call.logprobs()[-1] == 0.0  # nothing but the end could follow
-
-
 def test_requests_without_a_grammar_get_what_they_get_alone(
     engine: RunningEngine, compiler: GrammarCompiler
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from serving.embedded.sampling import SamplingBatch, draw_ids, edit_logits, sample, truncate_logits
-from serving.openai_server.values import LogprobsMode, SamplingParams
+from serving.openai_server.values import SamplingParams
 
 CPU = torch.device("cpu")
 # Probabilities .5, .25, .125, .0625, .0625 at temperature 1.
@@ -54,22 +54,15 @@ def test_frequencies_follow_the_distribution() -> None:
     assert (counts / 16_000).tolist() == pytest.approx([0.5, 0.25, 0.125, 0.0625, 0.0625], abs=1e-3)
 
 
-def one(mode: LogprobsMode, uniform: float, **options: object) -> list[float]:
+def one(uniform: float, **options: object) -> list[float]:
     row = params(logprobs=True, **options)
-    got = sample(LOGITS, LOGITS, SamplingBatch([row], 5, CPU), [uniform], {}, mode)
+    got = sample(LOGITS, LOGITS, SamplingBatch([row], 5, CPU), [uniform], {})
     return [got.ids[0], got.logprobs[0]]
 
 
 def test_raw_logprobs_ignore_temperature_and_truncation() -> None:
-    assert one("raw_logprobs", 0.0, temperature=0.0) == pytest.approx([0, math.log(0.5)])
-    assert one("raw_logprobs", 0.99, temperature=0.5, top_k=2) == pytest.approx([1, math.log(0.25)])
-
-
-def test_processed_logprobs_are_those_of_the_distribution_drawn_from() -> None:
-    # Temperature .5 squares the probabilities: .25 and .0625 of the two that top-k leaves.
-    assert one("processed_logprobs", 0.99, temperature=0.5, top_k=2) == pytest.approx([1, math.log(0.2)])
-    assert one("processed_logprobs", 0.0, top_k=1) == pytest.approx([0, 0.0])
-    assert one("processed_logprobs", 0.0, temperature=0.0, top_k=1) == pytest.approx([0, math.log(0.5)])
+    assert one(0.0, temperature=0.0) == pytest.approx([0, math.log(0.5)])
+    assert one(0.99, temperature=0.5, top_k=2) == pytest.approx([1, math.log(0.25)])
 
 
 def test_rows_with_different_wishes_do_not_touch_each_other() -> None:
@@ -80,7 +73,7 @@ def test_rows_with_different_wishes_do_not_touch_each_other() -> None:
         params(temperature=2.0, min_p=0.9),
     ]
     logits = LOGITS.expand(4, 5)
-    got = sample(logits, logits, SamplingBatch(rows, 5, CPU), [0.99] * 4, {}, "raw_logprobs")
+    got = sample(logits, logits, SamplingBatch(rows, 5, CPU), [0.99] * 4, {})
     assert got.ids == [0, 0, 4, 0]
     assert got.top is None
 
@@ -88,7 +81,7 @@ def test_rows_with_different_wishes_do_not_touch_each_other() -> None:
 def test_top_logprobs_are_ordered_and_forced_ids_are_not_drawn() -> None:
     rows = [params(logprobs=True, top_logprobs=2), params()]
     logits = LOGITS.expand(2, 5)
-    got = sample(logits, logits, SamplingBatch(rows, 5, CPU), [0.0, 0.0], {1: 3}, "raw_logprobs")
+    got = sample(logits, logits, SamplingBatch(rows, 5, CPU), [0.0, 0.0], {1: 3})
     assert got.ids == [0, 3]
     assert got.logprobs == pytest.approx([math.log(0.5), math.log(0.0625)])
     assert got.top is not None

@@ -42,7 +42,7 @@ def test_the_same_uniform_number_gives_the_same_token(given: dict[str, Any], spr
         line, uniform = logits(seed, spread), uniforms.random()
         rows = torch.from_numpy(line)[None]
         batch = reference.SamplingBatch([params], SIZE, torch.device("cpu"))
-        wanted = reference.sample(rows, rows, batch, [uniform], {}, "raw_logprobs")
+        wanted = reference.sample(rows, rows, batch, [uniform], {})
         found = choose(line, params, uniform)
         assert found == wanted.ids[0]
         assert score(line, found) == pytest.approx(wanted.logprobs[0], abs=1e-5)
