@@ -38,6 +38,7 @@ from transformers.utils import logging as transformers_logging
 
 from serving.embedded.devices import usable_device
 from serving.openai_server.values import end_ids
+from serving.vllm.model_folder import check_folder
 from store.errors import AdapterError, AlignmentError, ConfigError, GateRejected, first_line
 from store.manifest import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from trainer.batch import GREEDY_BELOW, cheapest_parts
@@ -49,7 +50,7 @@ from trainer.out_of_memory import in_halves
 from trainer.protocol import Reply as Reply
 from trainer.protocol import TeacherScore
 from trainer.protocol import Weights as Weights
-from trainer.texts import Texts, check_folder, load_tokenizer
+from trainer.texts import Texts, load_tokenizer
 
 #: Models smaller than this are held in float32, larger ones in bfloat16 with gradient checkpointing.
 FLOAT32_BELOW = 200_000_000

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
 from serving.openai_server.chat_template import apply_template
+from serving.vllm.model_folder import check_folder
 from store.errors import AlignmentError, ConfigError, first_line
 
 
@@ -73,12 +73,3 @@ def _chatty(name: str, tokenizer: Any) -> Any:
     if not tokenizer.chat_template:
         raise ConfigError(f"{name} has no chat template: it is not a chat model")
     return tokenizer
-
-
-def check_folder(name: str) -> None:
-    """Raises: ConfigError when a name is meant as a folder and is none, or none of a model."""
-    folder = Path(name).expanduser()
-    if not folder.is_dir() and (folder.is_absolute() or name.startswith((".", "~"))):
-        raise ConfigError(f"there is no model folder {name}")
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ConfigError(f"{name} is not a model folder: it has no config.json")

@@ -7,10 +7,9 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from serving.openai_server.command_line import engine_parser, positive, run, serve_local
-from store.errors import ConfigError
+from serving.vllm.model_folder import check_folder
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -29,17 +28,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--max-lora-rank", type=positive, default=64, help="highest rank of an adapter (default: %(default)s)"
     )
     return parser
-
-
-def check_folder(arguments: argparse.Namespace) -> None:
-    """Raises ConfigError if `--model` can be neither a model folder nor a hub name."""
-    name = arguments.model
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ConfigError(f"{name} is not a model folder: it has no config.json")
-    elif folder.is_absolute() or name.startswith((".", "~")):
-        raise ConfigError(f"there is no model folder {name}")
 
 
 def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
@@ -74,7 +62,7 @@ def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run(build_parser().parse_args(argv), check_folder, serve)
+    return run(build_parser().parse_args(argv), lambda arguments: check_folder(arguments.model), serve)
 
 
 if __name__ == "__main__":

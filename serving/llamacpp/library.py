@@ -122,7 +122,6 @@ class LlamaModel:
         self.layers: int = api.llama_model_n_layer(self.pointer)
         self.heads: int = api.llama_model_n_head(self.pointer)
         self.kv_heads: int = api.llama_model_n_head_kv(self.pointer)
-        self.rope_type: int = api.llama_model_rope_type(self.pointer)
         self.is_float32 = api.llama_model_ftype(self.pointer) == _ALL_FLOAT32
         self.is_quantized = api.llama_model_ftype(self.pointer) not in _FLOAT_TYPES
         # A recurrent state holds all tokens before it: no part of it can be removed.

@@ -38,8 +38,7 @@ def find_model_folder(model: str) -> Path:
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ConfigError(f"{model} is not a model folder: it has no config.json")
+        check_folder(model)
         return folder
     if not (folder.is_absolute() or model.startswith((".", "~"))):
         found = cached_model_folder(model)
@@ -48,6 +47,15 @@ def find_model_folder(model: str) -> Path:
     raise ConfigError(
         f"there is no model folder {model}, and no model of that name in the local Hugging Face cache (nothing is downloaded here)"
     )
+
+
+def check_folder(name: str) -> None:
+    """Raises: ConfigError when a name is meant as a folder and is none, or none of a model."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and (folder.is_absolute() or name.startswith((".", "~"))):
+        raise ConfigError(f"there is no model folder {name}")
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ConfigError(f"{name} is not a model folder: it has no config.json")
 
 
 def cached_model_folder(name: str) -> Path | None:
