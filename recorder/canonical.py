@@ -222,22 +222,6 @@ def _key_groups(key: str, groups: Sequence[_RoleGroup]) -> list[RoleRun]:
     return runs
 
 
-def unanswered_prompts(history: History, limit: int = 4) -> list[tuple[str, int]]:
-    """Return (key, end) of the prefixes that end behind the newest reply, longest first: a prompt whose reply was dropped is one of them."""
-    runs = history.runs
-    answered = next((i for i in range(len(runs) - 1, -1, -1) if runs[i].role == "assistant"), -1)
-    found: list[tuple[str, int]] = []
-    if len(runs) - answered < 2:
-        return found
-    start = runs[-2].end if len(runs) > 1 else 0
-    before = runs[-2].key if len(runs) > 1 else history.root
-    for end in range(runs[-1].end - 1, max(start, runs[-1].end - 1 - limit), -1):
-        cut = _key_groups(before, _group_by_role(history.messages[start:end]))
-        if cut and cut[-1].key != history.request_key:  # not only client context was cut
-            found.append((cut[-1].key, end))
-    return found + [(run.key, run.end) for run in reversed(runs[answered + 1 : -1])]
-
-
 def compute_system_key(messages: Sequence[Message]) -> str:
     """Return the key of the leading system messages, white space aside."""
     found = blake2b(digest_size=16)

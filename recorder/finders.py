@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
-from recorder.canonical import History, Message, unanswered_prompts
+from recorder.canonical import History, Message, parse_history_from
 from recorder.lazy import LazyMapping, LazySequence
 from recorder.linking import MIN_ECHO_CHARS, MIN_QUOTE_CHARS, LinkCandidates, Orphan, history_answer_keys
 from recorder.text_overlap import (
@@ -45,8 +45,8 @@ from recorder.turns import ClassifiedExchange
 from store.hashing import digest
 from store.texts import content_text
 from store.values import Tip, TurnKind
-from wire.classify import is_silent_reply, is_structured
-from wire.user_text import strip_reasoning
+from wire.classify import is_structured
+from wire.user_text import next_state_text, strip_reasoning
 
 #: Turns that are measured against one prompt, newest first.
 _MAX_MEASURED_TURNS = 48
@@ -107,12 +107,6 @@ def find_candidates(
     repeated = _entries(index, requests.get(history.request_key, ()))
     rivals = [tips for run in history.runs[-_MAX_RIVAL_RUNS:] if len(tips := replies.get(run.key, ())) > 1]
     quotable = history.messages if history.is_opening else history.messages[: history.runs[0].end]
-    is_main = captured.kind.kind is TurnKind.MAIN
-    named = (
-        index.identifiers.find(history.root, captured.client, captured.options.identifiers)
-        if is_main
-        else None
-    )
     return LinkCandidates(
         replies=replies,
         requests=requests,
@@ -127,11 +121,9 @@ def find_candidates(
         quotes=() if is_exact else LazySequence(lambda: _quotes(index, captured, quotable)),
         echoes=LazySequence(lambda: _echoes(index, history)),
         orphans=LazySequence(lambda: _orphans(index, captured)),
-        unanswered=LazySequence(lambda: _unanswered(index, history)),
-        identified=_newest_of(index, index.get(named)) if history.is_opening else None,
+        rejected=LazySequence(lambda: _rejected(index, history)),
         echoed_answer=_echoed_answer(index, captured),
         inspected=_inspected(index, captured, replies),
-        is_silent_reply=any(map(is_silent_reply, captured.reply.completions)),
         awaits_next_line=not is_exact and next_speaker(quotable, with_system=not history.is_opening) is not None,
         same_form=LazySequence(lambda: filter(None, [continued_form(index, captured)])),
         concerns_past_only=captured.kind.reason in _PAST_SIDE_REASONS,
@@ -142,11 +134,6 @@ def find_candidates(
 
 def _entries(index: TurnIndex, tips: Iterable[Tip]) -> list[IndexedTurn]:
     return [entry for tip in tips if (entry := index.get(tip.turn_id)) is not None]
-
-
-def _newest_of(index: TurnIndex, entry: IndexedTurn | None) -> Tip | None:
-    """Return the newest main turn of a turn's session."""
-    return None if entry is None else index.newest(*entry.session)
 
 
 # ----------------------------------------------------------------- of equal ones
@@ -206,12 +193,14 @@ def _nearest_system(index: TurnIndex, history: History, tips: Iterable[Tip]) -> 
     return {t for t, share in shares.items() if share == most} if most else set()
 
 
-def _unanswered(index: TurnIndex, history: History) -> Iterator[tuple[Tip, int]]:
-    """Yield the newest recorded main turns whose prompt the history extends without their reply, longest first."""
-    for key, end in unanswered_prompts(history):
-        for tip in index.tips("request", key):
-            if tip.kind is TurnKind.MAIN and tip.is_newest:
-                yield tip, end
+def _rejected(index: TurnIndex, history: History) -> list[Tip]:
+    """Return the newest turns whose prompt a framework's text extends where their reply stood."""
+    before = history.messages[:-1]
+    if not before or before[-1].get("role") not in ("user", "tool"):
+        return []
+    spoken = next_state_text(history.messages[-1:], system=history.system_text)
+    is_programs = spoken is not None and spoken[0] in ("validator", "framework")
+    return index.tips("request", parse_history_from(history, before).request_key) if is_programs else []
 
 
 def _edited_openings(index: TurnIndex, history: History) -> list[Tip]:
@@ -253,24 +242,16 @@ def _inspected(
     return {e.tip.turn_id for e in entries if e.system_key != mine and e.freedom[0]}
 
 
-def _echoed_answer(index: TurnIndex, captured: ClassifiedExchange) -> Quote | None:
-    """Return the recorded turn whose reply equals this request's newest user message."""
-    messages = captured.history.messages
-    newest = next((m for m in reversed(messages) if m.get("role") in ("user", "assistant", "tool")), None)
-    if newest is None or newest.get("role") != "user":
-        return None
-    words = edge_lines(content_text(newest.get("content")))
-    size = sum(map(len, words))
+def _echoed_answer(index: TurnIndex, captured: ClassifiedExchange) -> str | None:
+    """Return the recorded turn whose reply, an agent's, equals this request's newest user message."""
+    newest = captured.history.messages[-1] if captured.history.messages else {}
+    words = edge_lines(content_text(newest.get("content"))) if newest.get("role") == "user" else ()
     for entry in index.find("answer", captured.history.root, words[-1]) if words else ():
-        # What a client's own request got (a title, a question written anew) is repeated by no agent.
+        # What a client's own request got (a title, a question written anew) is repeated by no agent, and a person may write a few words of it.
         is_agents = entry.is_main or entry.side_reason in _AGENT_REASONS
-        if entry.trace.answer != words or entry.trace.question == words or not is_agents:
-            continue
-        # A person may write the same few words, but not at once and under another system prompt.
-        at_once = captured.created_at - entry.finished_at < ASKED_AGAIN_S[0]
-        if size >= MIN_ECHO_CHARS or (at_once and entry.system_key != captured.history.system_key):
-            tip = index.refresh(entry.tip)
-            return Quote(tip=tip, question_share=0.0, answer_share=1.0, size=size, position=0)
+        is_repeated = entry.trace.answer == words != entry.trace.question
+        if is_agents and is_repeated and sum(map(len, words)) >= MIN_ECHO_CHARS:
+            return entry.tip.turn_id
     return None
 
 

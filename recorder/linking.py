@@ -69,7 +69,6 @@ class LinkReason(StrEnum):
     QUOTED_REPLY = "quoted_reply"
     QUOTED_PROMPT = "quoted_prompt"
     QUOTED_BY_SIDE_TURN = "quoted_by_side_turn"
-    LEARNED_IDENTIFIER = "learned_identifier"
     DROPPED_REPLY = "dropped_reply"
     CORRECTED = "corrected"
     EDITED_OPENING = "edited_opening"
@@ -96,7 +95,6 @@ CONFIDENCE: Mapping[LinkReason, float] = {
     LinkReason.QUOTED_REPLY: 0.7,
     LinkReason.QUOTED_PROMPT: 0.6,
     LinkReason.QUOTED_BY_SIDE_TURN: 0.8,
-    LinkReason.LEARNED_IDENTIFIER: 0.8,
     LinkReason.DROPPED_REPLY: 0.8,
     LinkReason.CORRECTED: 1.0,
     LinkReason.EDITED_OPENING: 0.6,
@@ -122,10 +120,9 @@ LINK_MEANINGS: Mapping[str, str] = {
     LinkReason.QUOTED_EXCHANGE: "quotes a recorded exchange",
     LinkReason.QUOTED_REPLY: "quotes a recorded reply",
     LinkReason.QUOTED_PROMPT: "quotes a recorded prompt",
-    LinkReason.LEARNED_IDENTIFIER: "a field of the request names the conversation, as its client was seen to use it",
     LinkReason.QUOTED_BY_SIDE_TURN: "an earlier side turn quotes this opening",
     LinkReason.CORRECTED: "what followed showed where it belongs",
-    LinkReason.DROPPED_REPLY: "the request repeats a recorded prompt without its reply and goes on",
+    LinkReason.DROPPED_REPLY: "a framework rejected a reply and left it out of the history",
     LinkReason.EDITED_OPENING: "the first message of a recorded conversation was edited",
     LinkReason.EDITED_AFTER_SUMMARY: "the first message after a recorded summary was edited",
     LinkReason.NO_RECORDED_PREFIX: "no recorded turn is a prefix of the history",
@@ -160,11 +157,9 @@ class LinkCandidates:
         quotes: turns quoted in a fresh request, or in what precedes a history.
         echoes: turns whose exchange the history contains with other text around it, and the number of its run.
         orphans: side turns that quote this opening and have no conversation yet, oldest first.
-        unanswered: recorded main turns whose prompt this request extends without their reply, and where that prompt ends; longest first.
-        identified: newest main turn of the conversation that a learned identifier names.
-        echoed_answer: the turn whose reply is this request's user message.
+        rejected: turns whose prompt a framework's text extends where their reply stood.
+        echoed_answer: the turn of an agent's reply that is this request's user message.
         inspected: turns that this request reads under another system prompt, to fill in a form.
-        is_silent_reply: the reply is a token that only a program reads.
         awaits_next_line: the request writes out a dialogue and ends with the next speaker's name.
         concerns_past_only: the request is of a kind that exists only for past conversations: a summary, a memory.
         is_structured: the reply is forced into a schema: a program reads it.
@@ -186,11 +181,9 @@ class LinkCandidates:
     quotes: Sequence[Quote] = ()
     echoes: Sequence[tuple[Quote, int]] = ()
     orphans: Sequence[Orphan] = ()
-    unanswered: Sequence[tuple[Tip, int]] = ()
-    identified: Tip | None = None
-    echoed_answer: Quote | None = None
+    rejected: Sequence[Tip] = ()
+    echoed_answer: str | None = None
     inspected: Collection[str] = ()
-    is_silent_reply: bool = False
     awaits_next_line: bool = False
     is_delegated: bool = False
     same_form: Sequence[tuple[Tip, str]] = ()
@@ -285,19 +278,15 @@ def link(
     kind_reason = None
     if parent is not None and _continues_side_turn(history, run, parent):
         kind, kind_reason = TurnKind.SIDE, "side_tool_results"
-    if kind is TurnKind.MAIN and session is None and _is_echoed_answer(candidates.echoed_answer, parent):
-        kind, kind_reason = TurnKind.SIDE, "agent_to_agent"
-    if (
-        kind is TurnKind.MAIN
-        and session is None
-        and parent is not None
-        and parent.turn_id in candidates.inspected
-    ):
-        kind, kind_reason = TurnKind.SIDE, "guardrail"
-    if kind is TurnKind.MAIN and session is None and candidates.is_silent_reply:
-        kind, kind_reason = TurnKind.SIDE, "silent_reply"
-    if kind is TurnKind.MAIN and session is None and candidates.is_delegated:
-        kind, kind_reason = TurnKind.SIDE, "subagent"
+    if kind is TurnKind.MAIN and session is None:
+        before = None if parent is None else parent.turn_id
+        checks = {
+            "agent_to_agent": candidates.echoed_answer not in (None, before),
+            "guardrail": before in candidates.inspected,
+            "subagent": candidates.is_delegated,
+        }
+        kind_reason = next((reason for reason, holds in checks.items() if holds), None)
+        kind = kind if kind_reason is None else TurnKind.SIDE
     found = _decide(history, candidates, kind, session, tip, parent, run, tips)
     return replace(found, kind_reason=kind_reason) if found.kind_reason is None else found
 
@@ -350,7 +339,6 @@ def _decide(
     return (
         _quote_link(history, candidates, kind)
         or _inserted_side_answer(history, candidates, kind)
-        or _identified_link(history, candidates, kind)
         or _reopened_link(history, candidates, kind)
         or _first_link(history, candidates, kind)
     )
@@ -381,37 +369,12 @@ def _repeated_link(
 def _rejected_reply(
     history: History, candidates: LinkCandidates, kind: TurnKind, parent: Tip | None
 ) -> TurnLink | None:
-    """Return a link to a recorded prompt that the request extends without its reply: a framework rejected it, or a person went on without it."""
-    if kind is TurnKind.SIDE:
-        return None
-    reason = LinkReason.DROPPED_REPLY
-    for tip, end in candidates.unanswered:
-        if parent is not None and tip.parent_turn_id != parent.turn_id:
-            continue
-        spoken = next_state_text(history.messages_after(end), system=history.system_text)
-        if spoken is not None and spoken[0] in ("validator", "framework"):
-            found = _continuation_link(history, tip, None, kind, reason)
-            return replace(found, messages_after=history.messages_after(end), answered_turn_id=tip.turn_id)
-        return _link_beside(tip, kind, reason) if parent is None else None
+    """Return the continuation of a turn whose reply a framework rejected and left out of the history."""
+    for tip in candidates.rejected if kind is TurnKind.MAIN else ():
+        if tip.kind is kind and tip.is_newest and (parent is None or tip.parent_turn_id == parent.turn_id):
+            found = _continuation_link(history, tip, None, kind, LinkReason.DROPPED_REPLY)
+            return replace(found, messages_after=history.messages[-1:], answered_turn_id=tip.turn_id)
     return None
-
-
-def _identified_link(history: History, candidates: LinkCandidates, kind: TurnKind) -> TurnLink | None:
-    """Return the continuation of the conversation that a learned identifier names, where the history shows none."""
-    if kind is TurnKind.SIDE or candidates.identified is None:
-        return None
-    parent, reason = candidates.identified, LinkReason.LEARNED_IDENTIFIER
-    return TurnLink(
-        relation=Relation.NEXT if parent.is_newest else Relation.BRANCH,
-        kind=kind,
-        session_id=parent.session_id,
-        parent_turn_id=parent.turn_id,
-        turn_index=parent.turn_index + 1,
-        answered_turn_id=parent.turn_id,
-        messages_after=_messages_after_last_answer(history),
-        confidence=CONFIDENCE[reason],
-        reason=reason,
-    )
 
 
 def _reopened_link(history: History, candidates: LinkCandidates, kind: TurnKind) -> TurnLink | None:
@@ -464,11 +427,6 @@ def _first_link(history: History, candidates: LinkCandidates, kind: TurnKind) ->
 
 
 # ------------------------------------------------------------------------ quotes
-
-
-def _is_echoed_answer(echo: Quote | None, parent: Tip | None) -> bool:
-    """Whether another agent's reply is the user message: not the reply that this history itself continues."""
-    return echo is not None and (parent is None or echo.tip.turn_id != parent.turn_id)
 
 
 def _quote_link(history: History, candidates: LinkCandidates, kind: TurnKind) -> TurnLink | None:

@@ -27,7 +27,6 @@ from recorder.canonical import (
     reply_key,
     reply_run_key,
 )
-from recorder.identifiers import LearnedIdentifiers
 from recorder.linking import LinkReason, answer_keys
 from recorder.text_overlap import (
     FORM_CHARS,
@@ -121,7 +120,6 @@ class IndexedTurn:
         str
     ]  #: of its tool calls, else those that it brings results of, else those of its parent
     tool_count: int  #: tools offered
-    identifiers: tuple[tuple[str, str], ...]  #: fields of its request that may name the conversation
     main_drop_reason: DropReason | None  #: why it would not train as a main turn
     freedom: tuple[bool, bool]  #: of its reply (`freedom_of`)
     ending: str  #: of a fresh request that may be made from a form
@@ -158,7 +156,6 @@ class TurnIndex:
 
     Attributes:
         orphans: side turns that preceded their conversation, by session.
-        identifiers: what names the conversations of each client.
         known: (root, client, system prompt or line) around words that people continued.
         roots: of the newest users, by key: a side request may name none.
     """
@@ -170,7 +167,6 @@ class TurnIndex:
         self._extended: OrderedDict[str, set[str]] = OrderedDict()  # parent -> main turns that extend it
         self._main_counts: defaultdict[str, int] = defaultdict(int)  # main turns seen, by key
         self.orphans: OrderedDict[str, WaitingSideTurn] = OrderedDict()
-        self.identifiers = LearnedIdentifiers()
         self.known: OrderedDict[Key, None] = OrderedDict()
         self.roots: defaultdict[str, OrderedDict[str, None]] = defaultdict(OrderedDict)
 
@@ -237,7 +233,7 @@ class TurnIndex:
         """Add the turns of one exchange, linked but perhaps not written yet."""
         for turn in turns:
             found = replace(captured.kind, kind=turn.kind, reason=turn.kind_reason)
-            self._insert(turn, captured.history, captured.body_key, found, captured.options.identifiers)
+            self._insert(turn, captured.history, captured.body_key, found)
             if captured.options.session is None:
                 self._attach_orphan(captured, turn)
         self._evict()
@@ -250,7 +246,7 @@ class TurnIndex:
             history = parse_history(turn.messages, turn.key_name, turn.user)
             evidence = tuple(Evidence(code=code, weight=weight) for code, weight in turn.evidence)
             found = Classification(kind=turn.kind, reason=turn.kind_reason, evidence=evidence)
-            self._insert(turn, history, body_key(history, turn.request) if turn.is_whole else "", found, ())
+            self._insert(turn, history, body_key(history, turn.request) if turn.is_whole else "", found)
         self._evict()
 
     def _insert(
@@ -259,7 +255,6 @@ class TurnIndex:
         history: History,
         body: str,
         found: Classification,
-        identifiers: tuple[tuple[str, str], ...],
     ) -> None:
         root, parent = history.root, self.get(turn.parent_turn_id)
         is_retried = parent is not None and turn.relation is Relation.FRAMEWORK_RETRY
@@ -286,7 +281,6 @@ class TurnIndex:
             system_lines=system_lines(history),
             call_ids=_own_call_ids(turn, history) or (parent.call_ids if parent else frozenset()),
             tool_count=tool_count(turn.request),
-            identifiers=identifiers,
             main_drop_reason=turn.main_drop_reason,
             freedom=freedom_of(turn.request),
             ending=form_ending(history),
@@ -299,7 +293,11 @@ class TurnIndex:
         self._entries[turn.turn_id] = entry
         for key in entry.keys:
             self._index.setdefault(key, []).append(turn.turn_id)
-        self._learn(turn, history, entry, parent)
+        is_continued = (
+            parent is not None and parent.is_main and entry.is_main and parent.frame == entry.frame != ""
+        )
+        if is_continued and history.runs[-1].role == "user" and not ends_with_tool_output(history):
+            self._note_continued(parent)
         roots = self.roots[turn.key_name]
         roots[root] = None
         roots.move_to_end(root)
@@ -330,25 +328,6 @@ class TurnIndex:
             if repeated is not None:
                 asked_again = (repeated.tip.turn_id, *repeated.asked_again)
         return asked_again, loop
-
-    def _learn(
-        self, turn: NewTurn | Remembered, history: History, entry: IndexedTurn, parent: IndexedTurn | None
-    ) -> None:
-        """Learn what names the client's conversations, and what stands around words that a person continues."""
-        if entry.is_main:
-            self.identifiers.note(
-                history.root, entry.client, entry.identifiers, turn.turn_id, is_opening=history.is_opening
-            )
-        if (
-            parent is not None
-            and parent.is_main
-            and entry.is_main
-            and entry.frame
-            and parent.frame == entry.frame
-            and history.runs[-1].role == "user"
-            and not ends_with_tool_output(history)
-        ):
-            self._note_continued(parent)
 
     def _note_continued(self, entry: IndexedTurn) -> None:
         """Learn what a client puts around words of a person: the system prompt with or without tools, and the lines of the message."""

@@ -119,7 +119,6 @@ SANS_IO = {
     "recorder.linking",
     "wire.classify",
     "wire.evidence",
-    "recorder.identifiers",
     "recorder.finders",
     "recorder.kinds",
     "recorder.turn_index",

@@ -113,6 +113,7 @@ def load_exchange(payload: bytes, prefix_cache: PrefixCache | None = None) -> Ca
     if "scope" in value:  # written by 0.2.0
         value["key_name"] = value.pop("scope")
     options, reply, fault = value["options"], value["reply"], value["fault"]
+    options.pop("identifiers", None)  # written by earlier versions
     is_completion = (value.get("api") or {}).get("name") == API_NAME
     completions = tuple(_restore_completion(values) for values in reply.pop("completions"))
     return CapturedExchange(
@@ -122,7 +123,6 @@ def load_exchange(payload: bytes, prefix_cache: PrefixCache | None = None) -> Ca
             **{
                 **options,
                 "kind": None if options["kind"] is None else TurnKind(options["kind"]),
-                "identifiers": tuple((name, value) for name, value in options.get("identifiers", ())),
             }
         ),
         chat=parse_completion(raw) if is_completion else parse_chat(raw, prefix_cache),

@@ -20,10 +20,10 @@ from itertools import pairwise
 from typing import Any
 
 from store.texts import content_text
-from store.values import Completion, TurnKind
+from store.values import TurnKind
 from wire.evidence import MACHINES, TOPICS, find_words
 from wire.line_text import FIELDS, normalise_line
-from wire.user_text import is_machine_event, strip_client_context, strip_reasoning
+from wire.user_text import is_machine_event, strip_client_context
 
 Message = Mapping[str, Any]
 
@@ -131,7 +131,6 @@ GROUP_OF: Mapping[str, str] = {code: group for code, (group, _, _) in _EVIDENCE.
 LINKED: Mapping[str, str] = {
     "guardrail": "checks a message instead of answering it",
     "agent_to_agent": "sent by another agent, not by the user",
-    "silent_reply": "the reply is a token that only a program reads",
     "subagent": "the work of an agent's sub-agent",
     "client_header": "the client named the kind (X-Turn-Type)",
 }
@@ -190,7 +189,6 @@ _SUMMARY_THERE = re.compile(
 )
 _CALL = re.compile(r"\bcall the \S{0,30} ?tool\b|\bcall \S{3,40} (?:with|to)\b", re.IGNORECASE)
 _CODE = re.compile(r"^[ \t]*(?:```|~~~)|</?(?:tool|function|invoke|execute)[\w:-]*[ >]", re.MULTILINE)
-_TOKEN_ONLY = re.compile(r"\A\W{0,4}(?:[A-Z]{2,}(?:_[A-Z]+)+|(?<=\[)[A-Z]{4,}(?=\]))\W{0,4}\Z")
 
 
 def classify(
@@ -435,11 +433,6 @@ def _is_other(messages: Sequence[Message], newest: Sequence[Message]) -> bool:
     last = newest[-1].get("name") if newest else None
     first = next((m.get("name") for m in messages if m.get("role") == "user"), None) if last else None
     return isinstance(first, str) and isinstance(last, str) and first != last
-
-
-def is_silent_reply(completion: Completion) -> bool:
-    """Whether a reply is one token that only a program reads: NO_REPLY, HEARTBEAT_OK, [SILENT]."""
-    return not completion.tool_calls and bool(_TOKEN_ONLY.match(strip_reasoning(completion.text)))
 
 
 def is_structured(request: Mapping[str, Any]) -> bool:

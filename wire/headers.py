@@ -5,7 +5,6 @@ Explicit options win over everything that is inferred. `store: false` is not an 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -60,14 +59,6 @@ _CORS = b"access-control-"
 
 _MAX_NAME = 200
 
-#: Names of fields that may name a conversation, and bounds on what is kept of them.
-_IDENTIFIES = re.compile(
-    r"(?:session|conversation|thread|chat|dialog|affinity|cache[-_]?key|task|run|context)[-_]?(?:id|key|uuid|affinity)?$|(?<!request)(?<!trace)(?<!client)(?<!process)[-_]id$",
-    re.IGNORECASE,
-)
-_MIN_IDENTIFIER, _MAX_IDENTIFIERS = 6, 8
-
-
 Headers = Iterable[tuple[bytes, bytes]]
 
 
@@ -77,7 +68,6 @@ class RequestOptions:
 
     Attributes:
         user: the OpenAI field `user`: several users behind one key.
-        identifiers: fields that may name the conversation, each with the digest of its value (`find_identifiers`).
         continues: the turn that this request continues, where its API names it (`previous_response_id`).
         is_without_wishes: nothing may be added to its prompt.
     """
@@ -87,7 +77,6 @@ class RequestOptions:
     is_session_done: bool
     is_opted_out: bool
     user: str | None
-    identifiers: tuple[tuple[str, str], ...] = ()
     continues: str | None = None
     is_without_wishes: bool = False
 
@@ -124,47 +113,12 @@ def parse_request_options(headers: Headers, body: Json, session_in_path: str | N
         is_session_done=(get_header(headers, b"x-session-done") or "").lower() in ("1", "true", "yes"),
         is_opted_out=_is_off(train),
         user=_identifier(user),
-        identifiers=find_identifiers(headers, body),
         is_without_wishes=_is_off(wishes),
     )
 
 
 def _is_off(value: object) -> bool:
     return value is False or (isinstance(value, str) and value.lower() in ("off", "false", "no", "0"))
-
-
-def find_identifiers(headers: Headers, body: Json) -> tuple[tuple[str, str], ...]:
-    """Return the fields that may name a conversation, by name, each with the digest of its value: a value can be a secret.
-
-    Whether a field does is learned by the recorder (`recorder.identifiers`): some clients send one value per process or per request.
-    """
-    metadata = body.get("metadata")
-    fields: list[tuple[str, Any]] = [
-        (f"header {name.decode('latin-1').lower()}", value.decode("latin-1"))
-        for name, value in headers
-        if _may_identify(name.decode("latin-1"))
-    ]
-    fields += [(f"body {name}", value) for name, value in body.items() if _may_identify(name)]
-    if isinstance(metadata, Mapping):
-        fields += [
-            (f"metadata {name}", value) for name, value in metadata.items() if _may_identify(str(name))
-        ]
-    found = {
-        name[:_MAX_NAME]: digest("patina-identifier", value)[:32]
-        for name, value in fields
-        if isinstance(value, str) and _MIN_IDENTIFIER <= len(value) <= _MAX_NAME
-    }
-    return tuple(sorted(found.items())[:_MAX_IDENTIFIERS])
-
-
-def _may_identify(name: str) -> bool:
-    """Whether a field of this name may name a conversation. Clients send the same few names with each request."""
-    return _matches_identifier(name) if len(name) <= _MAX_NAME else _IDENTIFIES.search(name) is not None
-
-
-@lru_cache(maxsize=1024)
-def _matches_identifier(name: str) -> bool:
-    return _IDENTIFIES.search(name) is not None
 
 
 def _identifier(value: Any) -> str | None:

@@ -96,18 +96,6 @@ def test_a_reply_with_quoted_tool_output_in_front_continues_its_conversation() -
     assert found[2].answered_seq == 2
 
 
-def test_a_client_without_histories_is_followed_by_the_name_of_its_conversation() -> None:
-    names = [
-        {"x-session-affinity": name}
-        for name in ("first-one", "second-one", "first-one", "second-one", "first-one")
-    ]
-    texts = ["Plan a pond.", "Bake a cake.", "No reeds, please.", "Without eggs.", "How deep?"]
-    found = predict(*(([user(text)], f"A reply about {text}") for text in texts), headers=names)
-    assert found[0].session == found[2].session == found[4].session
-    assert found[1].session == found[3].session != found[0].session
-    assert [p.answered_seq for p in found] == [None, None, 1, 2, 3]
-
-
 def test_a_name_of_a_process_joins_no_conversations() -> None:
     headers = [{"x-session-affinity": "one-process"}] * 5
     one, other, third = (

@@ -88,15 +88,6 @@ def test_the_first_message_carried_on_is_an_edit_of_it() -> None:
     assert other.relation is Relation.FIRST
 
 
-def test_a_reply_that_only_a_program_reads_makes_its_turn_housekeeping() -> None:
-    play = Play()
-    say(play, user(LANDLORD))
-    found = say(play, user(LANDLORD), assistant(EMAIL), user("Anything on the list?"), answer="NO_REPLY")
-    assert (found.kind, found.kind_reason, found.answered_turn_id) == (TurnKind.SIDE, "silent_reply", None)
-    then = say(play, user(LANDLORD), assistant(EMAIL), user("shorter"), answer="Fix it.")
-    assert (then.relation, then.parent_turn_id) == (Relation.NEXT, "turn_00000001")
-
-
 def test_a_form_filled_in_under_another_system_prompt_is_a_check() -> None:
     play = Play()
     say(play, system("You write emails."), user(LANDLORD))

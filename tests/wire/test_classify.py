@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from store.values import Completion, TurnKind
+from store.values import TurnKind
 from wire.classify import (
     GROUP_OF,
     MEANINGS,
@@ -18,7 +18,6 @@ from wire.classify import (
     classify,
     classify_request,
     find_codes,
-    is_silent_reply,
     reconsider,
     related,
     weigh,
@@ -184,13 +183,6 @@ def test_another_speakers_name_is_another_agents() -> None:
     assert classify([user_text, plan], {}).reason == "agent_to_agent"
     assert classify([user_text, {**plan, "name": "teacher"}], {}).kind is TurnKind.MAIN
     assert classify([user_text, {"role": "user", "content": "Dig."}], {}).kind is TurnKind.MAIN
-
-
-def test_a_reply_that_only_a_program_reads_is_silent() -> None:
-    for text in ("NO_REPLY", " HEARTBEAT_OK\n", "[SILENT]", "<think>x</think>NO_REPLY"):
-        assert is_silent_reply(Completion(text=text)), text
-    for text in ("OK", "NASA", "no", "NO_REPLY is a token", "SILENT"):
-        assert not is_silent_reply(Completion(text=text)), text
 
 
 def test_what_the_client_says_wins() -> None:

@@ -11,7 +11,6 @@ from proxy.feedback import MAX_TEXT, parse_feedback
 from store.errors import WireError
 from store.values import TurnKind
 from wire.headers import (
-    find_identifiers,
     forward_request_headers,
     forward_response_headers,
     parse_request_options,
@@ -117,15 +116,3 @@ def test_feedback_bodies_in_every_form(body: Any, score: Any, text: str) -> None
 def test_wrong_feedback_is_told_what_is_wrong(body: Any) -> None:
     with pytest.raises(WireError):
         parse_feedback(body)
-
-
-def test_fields_that_may_name_a_conversation_are_kept_as_digests() -> None:
-    headers = [
-        (b"X-Session-Affinity", b"abc-123-def"), (b"authorization", b"Bearer sk-secret"), (b"x-request-id", b"r-1234567"),
-        (b"accept", b"*/*"),
-    ]  # fmt: skip
-    body = {"messages": [], "prompt_cache_key": "k-000001", "metadata": {"chat_id": "c-000001"}, "model": "m"}
-    found = dict(find_identifiers(headers, body))
-    assert set(found) == {"header x-session-affinity", "body prompt_cache_key", "metadata chat_id"}
-    assert not any("abc" in value or "000001" in value for value in found.values())
-    assert found == dict(find_identifiers(headers, body))
