@@ -1,6 +1,6 @@
 """The kind of a turn by its relations to recorded turns. Sans-IO, over the index of turns.
 
-What happens says more than words, and in every language. Five relations decide alone, some of them later (`Revision`):
+What happens says more than words, and in every language. Six relations decide alone, some of them later (`Revision`):
 
 1. A person's words follow a reply in a later history: the turn of that reply is main, whatever its own request looked like.
 2. A request that brings the results of tools is of the kind of the turn that called them.
@@ -8,6 +8,8 @@ What happens says more than words, and in every language. Five relations decide 
    the serialised message of a turn sent beside it.
 4. A fresh request under a system prompt and tools under which people continue conversations is main.
 5. An identical body is of the kind that it was before.
+6. A system prompt whose replies stand in no later history, where those that another one got for the same text do: side, until one of them is
+   continued. Routers, checks and suggestions are sent beside or behind a person's turn like that.
 
 Words and structure (`wire.classify`) decide the rest, measured on the newest text less what the client put around continued words before.
 """
@@ -73,6 +75,8 @@ class KindDecider:
         if captured.kind.reason == "client_header":
             return revision
         codes = _record_evidence(self._index, captured)
+        for entry in _passed_over(self._index, captured) if "extends_main" in codes and not is_named else ():
+            self._correct(captured, entry, related(entry.found, TurnKind.SIDE, "passed_over"), revision)
         captured.kind = self._by_words(captured, codes)
         may_continue_side = not is_named and not captured.history.is_opening and "extends_main" not in codes
         if may_continue_side and self._correct_followed(captured, codes, revision):
@@ -288,11 +292,14 @@ def _is_similar(one: frozenset[str], other: frozenset[str]) -> bool:
 
 
 def _relation_of(index: TurnIndex, captured: ClassifiedExchange) -> tuple[TurnKind, str] | None:
-    """Return (kind, relation) where a recorded turn decides the kind of a request: relations 2 to 5 of this module."""
+    """Return (kind, relation) where a recorded turn decides the kind of a request: relations 2 to 6 of this module."""
     history, body = captured.history, captured.chat.body
     same = next(index.find("body", captured.key_name, captured.body_key), None)
     if same is not None and same.found.reason != "client_header":
         return same.tip.kind, "same_body"
+    place = (history.root, captured.client, frame_of(history, body))
+    if place in index.passed_over:
+        return TurnKind.SIDE, "passed_over"
     if not history.is_opening:
         is_loop = ends_with_tool_output(history) and index.main_turn(newest_reply(history).key) is not None
         return (TurnKind.MAIN, "tool_loop") if is_loop else None
@@ -305,8 +312,30 @@ def _relation_of(index: TurnIndex, captured: ClassifiedExchange) -> tuple[TurnKi
         return TurnKind.SIDE, "serialised"
     if any(freedom_of(body) < twin.freedom for twin in _twins(index, captured)):
         return TurnKind.SIDE, "beside_main"
-    is_known = (history.root, captured.client, frame_of(history, body)) in index.known
-    return (TurnKind.MAIN, "known_frame") if is_known and not is_programs(captured.kind) else None
+    is_mains = place in index.known and not is_programs(captured.kind)
+    return (TurnKind.MAIN, "known_frame") if is_mains else None
+
+
+def _passed_over(index: TurnIndex, captured: ClassifiedExchange) -> list[IndexedTurn]:
+    """Return the turns under another system prompt beside the turn that this request continues: none of their replies stands anywhere.
+
+    They have that turn's text, or continue it where this request does so under its system prompt.
+    """
+    history = captured.history
+    continued = next((e for e in index.find("reply", newest_reply(history).key) if e.is_main), None)
+    if continued is None:
+        return []
+    beside = list(index.find("request", continued.request_key))
+    if continued.frame == frame_of(history, captured.chat.body):
+        beside += index.extending(continued.tip.turn_id)
+    return [
+        entry
+        for entry in beside
+        if entry.is_main and entry.tip.is_newest and entry.client == continued.client
+        and entry.frame not in ("", continued.frame) and entry.tip.key != continued.tip.key
+        and abs(entry.tip.created_at - continued.tip.created_at) < TWIN_S
+        and (entry.root, entry.client, entry.frame) not in index.known
+    ]  # fmt: skip
 
 
 def _is_at_once(captured: ClassifiedExchange, entry: IndexedTurn) -> bool:

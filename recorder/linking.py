@@ -60,7 +60,6 @@ class LinkReason(StrEnum):
     REWRITTEN_HISTORY = "rewritten_history"
     WRITTEN_OUT_DIALOGUE = "written_out_dialogue"
     BEGINNING_REPLACED = "beginning_replaced"
-    BEGINNING_DROPPED = "beginning_dropped"
     RECORDED_SUMMARY = "recorded_summary"
     ALTERED_REPLY = "altered_reply"
     WRAPPED_EXCHANGE = "wrapped_exchange"
@@ -86,7 +85,6 @@ CONFIDENCE: Mapping[LinkReason, float] = {
     LinkReason.REWRITTEN_HISTORY: 0.9,
     LinkReason.WRITTEN_OUT_DIALOGUE: 0.9,
     LinkReason.BEGINNING_REPLACED: 0.8,
-    LinkReason.BEGINNING_DROPPED: 0.9,
     LinkReason.RECORDED_SUMMARY: 0.8,
     LinkReason.ALTERED_REPLY: 0.8,
     LinkReason.WRAPPED_EXCHANGE: 0.7,
@@ -111,8 +109,7 @@ LINK_MEANINGS: Mapping[str, str] = {
     LinkReason.NAMED_SESSION_TIP: "the client named the session; this is its newest turn",
     LinkReason.REWRITTEN_HISTORY: "the history contains a recorded exchange, but what precedes it was rewritten",
     LinkReason.WRITTEN_OUT_DIALOGUE: "the prompt writes out a recorded dialogue and ends where the next line begins",
-    LinkReason.BEGINNING_REPLACED: "the beginning of the history was replaced; a recorded exchange remains",
-    LinkReason.BEGINNING_DROPPED: "the oldest messages were dropped; a recorded exchange remains",
+    LinkReason.BEGINNING_REPLACED: "the beginning of the history was dropped or replaced; a recorded exchange remains",
     LinkReason.RECORDED_SUMMARY: "the beginning of the history was replaced by a recorded summary",
     LinkReason.ALTERED_REPLY: "the prompt before the last reply is recorded; the reply was altered",
     LinkReason.WRAPPED_EXCHANGE: "the history contains a recorded exchange with other text around it",
@@ -327,7 +324,7 @@ def _decide(
     if exchange is not None and (run is None or exchange[1].end > run.end):
         found, at = exchange
         if parent is None and (altered is None or altered[0].session_id != found.session_id):
-            return _shortened_link(history, candidates, found, at, kind)
+            return _shortened_link(history, found, at, kind)
         return _continuation_link(history, found, at, kind, LinkReason.REWRITTEN_HISTORY)
     if altered is not None:
         found, at = altered
@@ -348,7 +345,7 @@ def _repeated_link(
     history: History, candidates: LinkCandidates, kind: TurnKind, parent: Tip | None
 ) -> TurnLink | None:
     """Return the link of a request that repeats a recorded prompt: a person asks again, a program samples, or another side request begins alike."""
-    repeated = _find_repeated(history, candidates, parent)
+    repeated = _find_repeated(history, candidates, kind, parent)
     if repeated is not None and kind is TurnKind.MAIN and history.is_opening and not candidates.is_sample:
         # The same opening from another client, or much later, is another conversation.
         repeated = repeated if repeated.turn_id in candidates.asked_again else None
@@ -695,8 +692,12 @@ def _skip_side_turns(
     return parent, run
 
 
-def _find_repeated(history: History, candidates: LinkCandidates, parent: Tip | None) -> Tip | None:
-    repeated_tips = candidates.requests.get(history.request_key, ())
+def _find_repeated(
+    history: History, candidates: LinkCandidates, kind: TurnKind, parent: Tip | None
+) -> Tip | None:
+    found = candidates.requests.get(history.request_key, ())
+    # A program's request for the same text is asked again by no person.
+    repeated_tips = [t for t in found if kind is TurnKind.SIDE or t.kind is kind]
     if history.is_opening:
         if sum(run.size for run in history.runs) < MIN_OPENING_CHARS:
             return None
@@ -775,20 +776,9 @@ def _continuation_link(
     )
 
 
-def _starts_inside(candidates: LinkCandidates, parent: Tip) -> bool:
-    """Whether the first remaining text belongs to the session itself and is not a summary of it."""
-    mine = [q for q in candidates.quotes if q.tip.session_id == parent.session_id]
-    return any(q.tip.kind is TurnKind.MAIN for q in mine) and not any(_is_summary(q) for q in mine)
-
-
-def _shortened_link(
-    history: History, candidates: LinkCandidates, parent: Tip, run: RoleRun, kind: TurnKind
-) -> TurnLink:
+def _shortened_link(history: History, parent: Tip, run: RoleRun, kind: TurnKind) -> TurnLink:
     """Return the continuation of a history whose beginning was replaced by a summary or dropped."""
     messages_after = history.messages_after(run.end)
-    dropped = LinkReason.BEGINNING_DROPPED
-    replaced = LinkReason.BEGINNING_REPLACED
-    reason = dropped if _starts_inside(candidates, parent) else replaced
     return TurnLink(
         relation=Relation.COMPACTION if kind is TurnKind.MAIN else Relation.NEXT,
         kind=kind,
@@ -797,8 +787,8 @@ def _shortened_link(
         turn_index=parent.turn_index + 1,
         answered_turn_id=parent.turn_id if kind is TurnKind.MAIN and messages_after else None,
         messages_after=messages_after,
-        confidence=CONFIDENCE[reason],
-        reason=reason,
+        confidence=CONFIDENCE[LinkReason.BEGINNING_REPLACED],
+        reason=LinkReason.BEGINNING_REPLACED,
     )
 
 

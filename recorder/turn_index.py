@@ -8,6 +8,7 @@ What is looked up for a request is in `recorder.finders` and `recorder.kinds`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import OrderedDict, defaultdict
@@ -15,6 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
+
+import orjson
 
 from recorder.canonical import (
     History,
@@ -157,6 +160,7 @@ class TurnIndex:
     Attributes:
         orphans: side turns that preceded their conversation, by session.
         known: (root, client, system prompt or line) around words that people continued.
+        passed_over: (root, client, system prompt) of turns beside those that people continued.
         roots: of the newest users, by key: a side request may name none.
     """
 
@@ -168,6 +172,7 @@ class TurnIndex:
         self._main_counts: defaultdict[str, int] = defaultdict(int)  # main turns seen, by key
         self.orphans: OrderedDict[str, WaitingSideTurn] = OrderedDict()
         self.known: OrderedDict[Key, None] = OrderedDict()
+        self.passed_over: OrderedDict[Key, None] = OrderedDict()
         self.roots: defaultdict[str, OrderedDict[str, None]] = defaultdict(OrderedDict)
 
     def __len__(self) -> int:
@@ -202,6 +207,10 @@ class TurnIndex:
     def newest(self, key_name: str, session: str) -> Tip | None:
         """Return the newest main turn of a session."""
         return next((entry.tip for entry in self.find("session", key_name, session)), None)
+
+    def extending(self, turn_id: str) -> list[IndexedTurn]:
+        """Return the main turns that extend a turn."""
+        return [self._entries[t] for t in self._extended.get(turn_id, ()) if t in self._entries]
 
     def refresh(self, tip: Tip) -> Tip:
         """Return ``tip`` with its current state: it may have been extended since it was read."""
@@ -291,12 +300,19 @@ class TurnIndex:
         )
         entry.keys = tuple(dict.fromkeys(_keys_of(entry, turn, history, body, is_retried=is_retried)))
         self._entries[turn.turn_id] = entry
+        self._note_passed_over(entry)
         for key in entry.keys:
             self._index.setdefault(key, []).append(turn.turn_id)
-        is_continued = (
-            parent is not None and parent.is_main and entry.is_main and parent.frame == entry.frame != ""
+        is_persons = (
+            history.runs[-1:] and history.runs[-1].role == "user" and not ends_with_tool_output(history)
         )
-        if is_continued and history.runs[-1].role == "user" and not ends_with_tool_output(history):
+        if (
+            parent is not None
+            and parent.is_main
+            and entry.is_main
+            and parent.frame == entry.frame != ""
+            and is_persons
+        ):
             self._note_continued(parent)
         roots = self.roots[turn.key_name]
         roots[root] = None
@@ -331,12 +347,20 @@ class TurnIndex:
 
     def _note_continued(self, entry: IndexedTurn) -> None:
         """Learn what a client puts around words of a person: the system prompt with or without tools, and the lines of the message."""
+        self.passed_over.pop((entry.root, entry.client, entry.frame), None)
         for text in filter(None, (entry.frame, *entry.lines)):
             key = (entry.root, entry.client, text)
             self.known[key] = None
             self.known.move_to_end(key)
         while len(self.known) > 10 * self._capacity:
             self.known.popitem(last=False)
+
+    def _note_passed_over(self, entry: IndexedTurn) -> None:
+        key = (entry.root, entry.client, entry.frame)
+        if entry.found.reason == "passed_over" and entry.frame and key not in self.known:
+            self.passed_over[key] = None
+            if len(self.passed_over) > self._capacity:
+                self.passed_over.popitem(last=False)
 
     def _attach_orphan(self, captured: ClassifiedExchange, turn: NewTurn) -> None:
         """Keep a side turn that preceded its conversation; drop it once a conversation includes it."""
@@ -376,6 +400,7 @@ class TurnIndex:
         """Change the kind of an indexed turn."""
         entry = self._entries[turn_id]
         entry.found = found
+        self._note_passed_over(entry)
         if entry.tip.kind is found.kind:
             return
         entry.tip = replace(entry.tip, kind=found.kind)
@@ -447,7 +472,11 @@ def _keys_of(
     own, size = reply_run_key(turn.completion)
     exchanges = answer_keys(root, history.runs[-1] if history.runs else None, own, size)
     yield "reply", turn.reply_key
-    forms = [own, *(reply_run_key(Completion(text=text))[0] for text in _unwrapped(turn.completion))]
+    forms = [own]
+    for text in _unwrapped(turn.completion):
+        form, size = reply_run_key(Completion(text=text))
+        exchanges += answer_keys(root, history.runs[-1] if history.runs else None, form, size)
+        forms.append(form)
     yield from (("reply", digest(turn.request_key, form)) for form in forms[1:])
     if (without_tools := _reply_key_without_tools(history, turn)) is not None:
         yield "reply", without_tools
@@ -462,9 +491,12 @@ def _unwrapped(completion: Completion) -> list[str]:
     text = single.get("arguments") if isinstance(single, Mapping) else completion.text
     if not isinstance(text, str) or not text.lstrip().startswith("{") or len(text) > _MAX_WRAPPED_CHARS:
         return []
-    return sorted((t for t in json_strings(text) if len(t) >= _MIN_DELEGATED_CHARS), key=len)[
+    inside = sorted((t for t in json_strings(text) if len(t) >= _MIN_DELEGATED_CHARS), key=len)[
         -_MAX_UNWRAPPED:
     ]
+    with contextlib.suppress(ValueError):  # the arguments as a message, written by a program
+        inside += [orjson.dumps(orjson.loads(text)).decode()] if single is not None else ()
+    return inside
 
 
 def opening_key(root: str, text: str) -> Key:

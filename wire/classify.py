@@ -141,6 +141,7 @@ RELATIONS: Mapping[str, str] = {
     "known_frame": "people continue conversations under this system prompt and these tools",
     "same_body": "an identical request was of this kind",
     "serialised": "its text is the serialised message of a turn that was sent beside it",
+    "passed_over": "people continue the replies of another system prompt to the same text, and none of this one's",
     "beside_main": "the same text was sent at the same time without this form or limit",
 }
 _DECISIVE = frozenset({"client_header", *RELATIONS})

@@ -338,3 +338,83 @@ def test_of_equal_conversations_the_one_under_the_nearest_system_prompt_goes_on(
     ]
     found = replayed(rows)
     assert (found[3].answered_seq, found[4].answered_seq) == (2, 1)
+
+
+def system(text: str) -> dict[str, str]:
+    return {"role": "system", "content": text}
+
+
+_ROUTER, _WRITER, _POET = (
+    system(f"You are the {who} of this house.") for who in ("switchboard", "writer", "poet")
+)
+_TRAM = "Start in the old town and take the tram."
+_PART = [user(_ASKED), assistant(_TRAM)]
+
+
+def _routed(at: float) -> list[Recorded]:
+    """A router that gets each history before and after the agent that answers."""
+    return [
+        request(1, [_ROUTER, user(_ASKED)], "Call: writer", at),
+        request(2, [_WRITER, user(_ASKED)], _TRAM, at + 1),
+        request(3, [_ROUTER, *_PART], "Done.", at + 2),
+        request(4, [_ROUTER, *_PART, user("And at night?")], "Call: writer", at + 60),
+        request(5, [_WRITER, *_PART, user("And at night?")], "Fado in a small bar.", at + 61),
+        request(6, [_ROUTER, user("What do I cook today?")], "Call: writer", at + 120),
+        request(7, [_WRITER, user("What do I cook today?")], "Rice with beans.", at + 121),
+    ]
+
+
+@pytest.mark.parametrize("restarts", [(), (4,), (6,)])
+def test_a_system_prompt_whose_replies_stand_nowhere_beside_one_whose_do_is_a_programs(
+    restarts: tuple[int, ...],
+) -> None:
+    found = replayed(_routed(10.0), restarts)
+    assert [found[seq].kind for seq in range(1, 8)] == [
+        "side",
+        "main",
+        "side",
+        "side",
+        "main",
+        "side",
+        "main",
+    ]
+    assert (found[1].kind_reason, found[6].kind_reason) == ("passed_over", "passed_over")
+    assert (found[5].answered_seq, found[5].relation) == (2, "next")
+
+
+def test_suggestions_under_another_system_prompt_behind_a_reply_are_the_programs() -> None:
+    asked = [*_PART, user("What else could be asked here?")]
+    rows = [
+        request(1, [_WRITER, user(_ASKED)], _TRAM, 10.0),
+        request(2, [_POET, *asked], "Where do we eat?", 12.0),
+        request(3, [_WRITER, *_PART, user("And at night?")], "Fado in a small bar.", 60.0),
+    ]
+    found = replayed(rows)
+    assert [found[seq].kind for seq in (1, 2, 3)] == ["main", "side", "main"]
+    assert found[3].answered_seq == 1
+
+
+def test_of_two_agents_with_one_opening_each_is_main_once_a_person_continues_it() -> None:
+    rhyme = "Down to the river, up by the tram."
+    rows = [
+        request(1, [_WRITER, user(_ASKED)], _TRAM, 10.0),
+        request(2, [_POET, user(_ASKED)], rhyme, 30.0),
+        request(3, [_WRITER, *_PART, user("And at night?")], "Fado in a small bar.", 60.0),
+        request(4, [_POET, user(_ASKED), assistant(rhyme), user("One more verse.")], "Home by the sea.", 90.0),
+        request(5, [_POET, user("Sing of bread.")], "Bread, oh bread.", 120.0),
+    ]  # fmt: skip
+    found = replayed(rows)
+    assert [found[seq].kind for seq in range(1, 6)] == ["main"] * 5
+    assert (found[3].answered_seq, found[4].answered_seq) == (1, 2)
+
+
+def test_the_arguments_of_a_call_that_come_back_as_a_message_are_its_reply() -> None:
+    arguments = json.dumps({"chat_message": "Start in the old town.", "cold": "4 \u00b0C"})
+    call = {"id": "c1", "type": "function", "function": {"name": "reply", "arguments": arguments}}
+    first = request(1, [user(_ASKED)], "", 10.0)
+    assert first.response is not None
+    first.response["choices"][0]["message"] = {"role": "assistant", "content": None, "tool_calls": [call]}
+    sent = json.dumps(json.loads(arguments), ensure_ascii=False, separators=(",", ":"))
+    rows = [first, request(2, [user(_ASKED), assistant(sent), user("And then?")], "Rest.", 60.0)]
+    found = replayed(rows)
+    assert (found[2].answered_seq, found[2].link_reason) == (1, "exact_prefix")
