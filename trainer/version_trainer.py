@@ -277,9 +277,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
     def _anchors(self, text: str, count: int) -> list[Sample]:
         """Replies of the base model to messages with an instruction: at most as many as samples, and as the plan has.
 
-        Half of them are those that the wishes make least likely: there the message asks for the opposite, which a version unlearns first. Of both
-        halves, teacher and student read every second one with the wishes: a wish that is still in the prompt must do there what it did before,
-        not act twice.
+        Half of them are those that the wishes make least likely: there the message asks for the opposite, which a version unlearns first.
         """
         pool = [(message, tuple(reply)) for message, reply in self.calibration.anchors]
         most = min(count, self._plan.anchors)
@@ -289,7 +287,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
             Sample(
                 turn_id=f"anchor-{number}",
                 kind=SampleKind.ANCHOR,
-                prompt_ids=(prompt := self._meter.prompt(message, text if number % 2 else "")),
+                prompt_ids=(prompt := self._meter.prompt(message)),
                 completion_ids=reply,
                 sampling_logprobs=None,
                 teacher_prompt_ids=prompt,

@@ -111,17 +111,6 @@ def test_the_same_job_gives_the_same_bytes_whatever_was_learnt_before(
     assert {first.parent_version, without.parent_version, again.parent_version} == {0}
 
 
-def test_every_second_anchor_is_read_with_the_wishes_by_teacher_and_student(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path)
-    pool = [message for message, _ in trainer.calibration.anchors]
-    anchors = trainer._anchors(WORDS, 2)
-    assert len(anchors) == 2
-    for number, anchor in enumerate(anchors):
-        text = WORDS if number % 2 else ""
-        assert anchor.prompt_ids in [trainer._meter.prompt(message, text) for message in pool]
-        assert anchor.teacher_prompt_ids == anchor.prompt_ids
-
-
 def test_a_version_of_wishes_says_what_it_was_made_of(tmp_path: Path, reviewed: list[Sequence[Wish]]) -> None:
     trainer = make_trainer(tmp_path)
     job = job_of(trainer.policy)
