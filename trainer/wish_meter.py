@@ -73,8 +73,8 @@ class WishMeter:
         self._effects: dict[str, Effect] = {}
         self._changes: dict[str, Effect] = {}
         self._plain: Effect = {}
-        #: Log-probabilities of replies to questions without a wish: with nothing or neutral words in its place, the larger one.
-        self._without: dict[tuple[str, Ids], float] = {}
+        #: Log-probabilities of whole replies by (text of wishes, question, reply).
+        self._whole: dict[tuple[str, str, Ids], float] = {}
 
     def prompt(self, question: str, text: str = "") -> Ids:
         """Prompt ids of a question with this text of wishes."""
@@ -169,38 +169,39 @@ class WishMeter:
 
     def follows(self, text: str, replies: Sequence[tuple[str, Ids]]) -> list[bool]:
         """Whether each reply to a question, given with its tokens, follows a wish."""
-        if not replies:
-            return []
-        unread = [one for one in replies if one not in self._without]
-        if unread:
-            read = zip(unread, *(self._read_whole(words, unread) for words in ("", NEUTRAL[0])), strict=True)
-            self._without |= {one: max(plain, neutral) for one, plain, neutral in read}
-        wished = self._read_whole(text, replies)
-        return [value > self._without[one] + _ROUNDING for one, value in zip(replies, wished, strict=True)]
+        read = zip(*(self._read_whole(words, replies) for words in (text, "", NEUTRAL[0])), strict=True)
+        return [wished > max(plain, neutral) + _ROUNDING for wished, plain, neutral in read]
 
     def log_ratio(self, text: str, replies: Sequence[tuple[str, Ids]]) -> float:
         """Mean of log p(reply with the wish in the prompt) − log p(reply without), in nats; 0 of no reply."""
-        if not replies:
-            return 0.0
+        return sum(self._log_ratios(text, replies)) / max(1, len(replies))
+
+    def _log_ratios(self, text: str, replies: Sequence[tuple[str, Ids]]) -> list[float]:
         pairs = zip(self._read_whole(text, replies), self._read_whole("", replies), strict=True)
-        return sum(wished - plain for wished, plain in pairs) / len(replies)
+        return [wished - plain for wished, plain in pairs]
 
     def opposed(self, text: str, replies: Sequence[tuple[str, Ids]]) -> list[int]:
         """Indices of the replies to messages, those first that a wish in the prompt makes least likely."""
-        if not replies:
-            return []
-        plain, wished = self._read_whole("", replies), self._read_whole(text, replies)
-        return sorted(range(len(replies)), key=lambda i: wished[i] - plain[i])
+        return sorted(range(len(replies)), key=self._log_ratios(text, replies).__getitem__)
 
     def base_share(self, text: str) -> float:
         """Share of the base model's plain replies that follow a wish."""
-        return share(self.follows(text, [(question, reply.token_ids) for question, reply in self.probes]))
+        return share(self.follows(text, self.plain))
+
+    @property
+    def plain(self) -> list[tuple[str, Ids]]:
+        """The questions with the tokens of the base model's replies."""
+        return [(question, reply.token_ids) for question, reply in self.probes]
 
     def _read_whole(self, text: str, replies: Sequence[tuple[str, Ids]]) -> list[float]:
-        """Log-probabilities of whole replies with this text in the prompt."""
-        prompts, ids = [self.prompt(question, text) for question, _ in replies], [ids for _, ids in replies]
-        values, _ = self._policy.response_logprobs(prompts, ids, Weights.BASE)
-        return [float(values[row, : len(reply)].sum()) for row, reply in enumerate(ids)]
+        """Log-probabilities of whole replies with this text in the prompt; each is read once."""
+        unread = [one for one in dict.fromkeys(replies) if (text, *one) not in self._whole]
+        if unread:
+            prompts, ids = [self.prompt(question, text) for question, _ in unread], [ids for _, ids in unread]
+            values, _ = self._policy.response_logprobs(prompts, ids, Weights.BASE)
+            for row, one in enumerate(unread):
+                self._whole[(text, *one)] = float(values[row, : len(one[1])].sum())
+        return [self._whole[(text, *one)] for one in replies]
 
 
 def _add(total: Effect, effect: Effect, sign: float = 1.0) -> Effect:

@@ -150,8 +150,9 @@ class WishReview:
 
     def _way(self, wish: Wish, replies: Sequence[tuple[str, Ids]], told: Sequence[tuple[str, Ids]]) -> float:
         """How far replies are from the base model's to the teacher's, in [0, 1]; see `trainer.wish_meter`."""
-        plain = [(question, reply.token_ids) for question, reply in self._meter.probes]
-        base, asked, now = (self._meter.log_ratio(wish.text, some) for some in (plain, told, replies))
+        base, asked, now = (
+            self._meter.log_ratio(wish.text, some) for some in (self._meter.plain, told, replies)
+        )
         return min(1.0, max(0.0, (now - base) / (asked - base))) if asked > base else 0.0
 
 
