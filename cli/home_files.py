@@ -10,6 +10,7 @@ from pathlib import Path
 
 from store.errors import ConfigError
 from store.receipts import FOLDER as RECEIPTS
+from store.record_lines import drop_torn_line, hold_lines, line_files
 from store.settings import Settings
 from store.texts import spellings
 from store.values import Json
@@ -139,6 +140,15 @@ def note_export(home: Path, output: Path) -> None:
     _note(home / EXPORTS_FILE, output)
 
 
+def note_lines_folder(home: Path, folder: Path) -> None:
+    """Make the folder of ``--record-jsonl``, whose files a forget cleans. Raises: ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as exc:
+        raise ConfigError(f"--record-jsonl {folder}: {exc.strerror or exc}") from exc
+    note_export(home, folder)
+
+
 def note_backup(home: Path, target: Path) -> None:
     """Remember a backup: a forget names it, and does not reach it. Raises: ConfigError."""
     _note(home / BACKUPS_FILE, target)
@@ -200,6 +210,13 @@ def clean_exports(
         if not path.exists():
             gone.append(f"the export {name}, which was moved or deleted")
         elif path.is_dir():
+            for file in line_files(path):
+                try:
+                    with hold_lines(home):
+                        drop_torn_line(file)
+                        done.append({"path": str(file), "removed": _clean_jsonl(file, turn_ids, pattern)})
+                except (OSError, ValueError) as exc:
+                    left.append(f"{file} cannot be cleaned: {exc}")
             if pattern is not None and any(holds(one, pattern) for one in path.rglob("*") if one.is_file()):
                 left.append(f"the export {name} holds it: delete it")
         else:
@@ -215,6 +232,7 @@ def _clean_jsonl(path: Path, turn_ids: Collection[str], pattern: re.Pattern[byte
     beside = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with path.open("rb") as source, beside.open("xb") as target:
+            os.fchmod(target.fileno(), os.fstat(source.fileno()).st_mode & 0o777)
             for line in source:
                 row = json.loads(line)
                 if row.get("turn_id") in turn_ids or (pattern is not None and pattern.search(line)):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.backend import BackendPlan, plan_backend, resolve
-from cli.home_files import sqlite_path
+from cli.home_files import note_lines_folder, sqlite_path
 from cli.readiness import announce_ready
 from cli.start_checks import check_start, notes_on_environment
 from cli.start_text import start_text
@@ -136,6 +136,8 @@ def serve(settings: Settings) -> int:
         settings = settings.model_copy(update={"colocate": backend.colocate})
         if backend.command:
             renew_backend_key(settings)
+        if settings.record_jsonl:
+            note_lines_folder(settings.home, Path(settings.record_jsonl))
         settings.dump(path)
         print(start_text(settings, key, is_new=is_new, backend=_explain(backend, why)), flush=True)
         for note in notes_on_environment(settings, child_environment()):

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from scorers.open_webui import poll_ratings
+from scorers.record_lines import RecordLines
 from scorers.registry import build_scorer_chain
 from scorers.worker import ScorerWorker
 from store.errors import ConfigError, OurError
@@ -34,13 +35,17 @@ async def serve(settings: Settings, judge_url: str, judge_model: str = "") -> No
         worker = ScorerWorker(record, chain, most_per_hour=settings.most_verdicts_per_hour)
         await worker.announce("starting")  # the judge's library takes seconds to import
         await chain.start()
-        ratings = asyncio.create_task(poll_ratings(record, settings)) if settings.open_webui_url else None
+        beside = [poll_ratings(record, settings)] if settings.open_webui_url else []
+        if settings.record_jsonl:
+            folder = Path(settings.record_jsonl)
+            beside.append(RecordLines(record, settings.home, folder, worker.note_lines).run())
+        tasks = [asyncio.create_task(one) for one in beside]
         try:
             await worker.run(stop)
         finally:
-            if ratings is not None:
-                ratings.cancel()
-                await asyncio.gather(ratings, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
     finally:
         await chain.close()
         await record.close()

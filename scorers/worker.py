@@ -67,6 +67,7 @@ class ScorerCounters:
     unexpected_errors: int = 0
     by_source: dict[str, int] = field(default_factory=dict)
     last_error: str | None = None
+    lines_error: str | None = None  #: of `scorers.record_lines`
 
 
 @dataclass(slots=True)
@@ -352,6 +353,7 @@ class ScorerWorker:
     def detail(self) -> Json:
         c = self.counters
         return {
+            **({"record_jsonl": c.lines_error} if c.lines_error else {}),
             "scored": c.scored,
             "abstained": c.abstained,
             "no_signal": c.no_signal,
@@ -366,6 +368,10 @@ class ScorerWorker:
             "by_source": dict(c.by_source),
             "last_error": c.last_error,
         }
+
+    def note_lines(self, problem: str | None) -> None:
+        """Report in the heartbeat that ``--record-jsonl`` cannot be written; None: it can again."""
+        self.counters.lines_error = problem
 
     async def _beat(self) -> None:
         while True:

@@ -258,6 +258,7 @@ class Record:
     fates = _read(person.fates)
     turn_progress = _read(person.turn_progress)
     trajectories = _read(person.trajectories)
+    turns_since = _read(person.turns_since)
 
     async def all_turns(self, batch: int = 500) -> AsyncIterator[Json]:
         """Yield every row of ``trajectories``, oldest first, without holding a transaction open between pages."""

@@ -247,6 +247,11 @@ class Settings(BaseModel):
     record_dir: str = _field(
         "", "folder of the record (patina.db); default: the home folder", "record", env="RECORD_DIR"
     )
+    record_jsonl: str = _field(
+        "",
+        "folder for turns and verdicts as JSON lines while they happen, a file a day; default: none",
+        "record",
+    )
     wandb_project: str = _field(
         "", "also log step metrics to this wandb project", "learning", env="WANDB_PROJECT"
     )
@@ -482,6 +487,11 @@ class Settings(BaseModel):
     def _is_a_schedule(cls, value: str) -> str:
         parse_schedule(value, 0.0)
         return value
+
+    @field_validator("record_jsonl")
+    @classmethod
+    def _folder(cls, value: str) -> str:
+        return str(Path(value).expanduser().absolute()) if value else ""
 
     @field_validator("home")
     @classmethod

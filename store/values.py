@@ -1168,7 +1168,7 @@ class LearningMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenVerdict:
-    """A verdict with its turn's ids, for a span."""
+    """A verdict with its turn's ids, for a span and `store.record_lines`."""
 
     verdict_id: int
     turn_id: str
@@ -1177,6 +1177,9 @@ class GivenVerdict:
     value: int | None
     source: str
     hint: str
+    wish: str | None
+    confidence: float
+    created_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

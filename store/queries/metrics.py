@@ -48,7 +48,8 @@ def verdicts_after(connection: sa.Connection, verdict_id: int | None, limit: int
     """Return up to ``limit`` verdicts behind one, oldest first; of None: the newest one alone."""
     v, t = schema.verdicts.c, schema.turns.c
     query = sa.select(
-        v.verdict_id, v.turn_id, t.completion_id, t.session_id, v.value, v.source, sa.func.coalesce(v.hint, "").label("hint")
+        v.verdict_id, v.turn_id, t.completion_id, t.session_id, v.value, v.source, sa.func.coalesce(v.hint, "").label("hint"),
+        v.wish, v.confidence, v.created_at,
     ).join(schema.turns, t.turn_id == v.turn_id)  # fmt: skip
     if verdict_id is None:
         query = query.order_by(v.verdict_id.desc()).limit(1)

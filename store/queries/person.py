@@ -423,6 +423,7 @@ def trajectories(
     *,
     session_id: str | None = None,
     stage: Stage | None = None,
+    turn_ids: Sequence[str] | None = None,
     after: tuple[float, str] | None = None,
     limit: int = 1000,
     newest_first: bool = False,
@@ -440,10 +441,21 @@ def trajectories(
         query = query.where(view.c.session_id == session_id)
     if stage is not None:
         query = query.where(view.c.stage == stage.value)
+    if turn_ids is not None:
+        query = query.where(view.c.turn_id.in_(turn_ids))
     if after is not None:
         query = query.where(sa.tuple_(*order) > sa.tuple_(*(sa.literal(value) for value in after)))
     rows = connection.execute(query)
     return [_trajectory(row) for row in rows]
+
+
+def turns_since(connection: sa.Connection, at: float) -> list[tuple[str, float]]:
+    """Return (turn id, Unix time of the request in seconds) of the turns that were asked from a time on, oldest first."""
+    c = schema.turns.c
+    rows = connection.execute(
+        sa.select(c.turn_id, c.created_at).where(c.created_at >= at).order_by(c.created_at, c.turn_id)
+    )
+    return [(row.turn_id, row.created_at) for row in rows]
 
 
 def judgements(connection: sa.Connection, turn_ids: Sequence[str]) -> dict[str, Json]:

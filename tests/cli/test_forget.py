@@ -10,10 +10,13 @@ from pathlib import Path
 import orjson
 import pytest
 
+from cli.home_files import note_lines_folder
 from cli.main import main
 from migrations import upgrade
+from scorers.record_lines import RecordLines
 from store.journal import EntryKind, JournalWriter
 from store.record import Record
+from store.record_lines import line_files
 from store.settings import read_settings
 from store.values import AdapterState, Selection, StepRole
 from tests.making import make_turn
@@ -97,6 +100,36 @@ def test_the_words_are_nowhere_in_the_home_afterwards(
     assert run(home, "verify", str(path)) == 0
     assert "nothing is found again" in capsys.readouterr().out
     assert run(home, "verify") == 0
+
+
+def test_lines_of_record_jsonl_outside_of_the_home_are_cleaned(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "lines"
+    note_lines_folder(home, folder)
+    (folder / "2025-01-01.jsonl").write_text('{"type": "start", "verdict_id": 0, "created_at": 0.0}\n')
+
+    async def follow(record: Record) -> None:
+        await RecordLines(record, home, folder, lambda _: None).write_new()
+
+    in_record(home, follow)
+    newest = line_files(folder)[-1]
+    with newest.open("ab") as file:
+        file.write(b'{"type": "turn", "turn_id": "three", "torn": "' + WORDS)  # by a process that was killed
+    assert newest.read_bytes().count(WORDS) > 1
+    assert run(home, "forget", "three", "--json") == 0
+    receipt = json.loads(capsys.readouterr().out)
+    assert receipt["complete"] is True
+    assert {one["path"]: one["removed"] for one in receipt["exports"]} == {
+        str(folder / "2025-01-01.jsonl"): 0,
+        str(newest): 6,  # four turns and two verdicts
+    }
+    assert WORDS not in newest.read_bytes()
+    rows = [json.loads(line) for line in newest.read_text().splitlines()]
+    assert [row.get("turn_id") for row in rows] == [None, "one", "same", "bob", "one", "same"]
+    assert newest.stat().st_mode & 0o777 == 0o600
+    in_record(home, follow)  # a restart writes nothing of it again
+    assert WORDS not in newest.read_bytes()
 
 
 def test_a_receipt_that_was_changed_or_does_not_hold_any_more_is_reported(
