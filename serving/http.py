@@ -21,7 +21,7 @@ import orjson
 from yarl import URL
 
 from serving.attestation import NO_ATTESTATION, NOT_SCORED, attest, read_scores, score_request
-from serving.http_connections import ConnectionPool, PooledReply
+from serving.http_connections import MAX_FIELDS, ConnectionPool, PooledReply
 from serving.protocol import Capabilities, Headers, ServedModel
 from store.errors import (
     AdapterError,
@@ -137,6 +137,7 @@ class HttpBackend:
                 read_bufsize=1 << 18,
                 max_line_size=1 << 16,
                 max_field_size=1 << 16,
+                max_headers=MAX_FIELDS,
             )
         return self._session
 

@@ -17,8 +17,9 @@ import httptools
 
 from store.errors import UpstreamConnectTimeout, UpstreamError, UpstreamUnreachable
 
-#: Largest head of a response.
+#: Largest head of a response, in bytes and in fields; also the most bytes, such as trailers, that bring no body.
 _MAX_HEAD = 1 << 18
+MAX_FIELDS = 256
 #: Bytes of a response that are buffered before reading is paused.
 _HIGH_WATER = 1 << 18
 
@@ -39,6 +40,8 @@ class PooledReply:
         self._pieces: list[bytes] = []
         self._size = 0
         self._head_size = 0
+        self._fields_size = 0
+        self._bytes_without_body = 0
         self._has_head = False
         self._ends_at_close = False
         self._error: UpstreamError | None = None
@@ -50,6 +53,7 @@ class PooledReply:
         """Process bytes from the network."""
         if not self._has_head:
             self._head_size += len(data)
+        self._bytes_without_body += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -61,6 +65,8 @@ class PooledReply:
                 self._set_error(f"did not speak HTTP: {type(exc).__name__}")
         if self._head_size > _MAX_HEAD and not self._has_head:
             self._set_error("did not speak HTTP: its head does not end")
+        elif self._bytes_without_body > _MAX_HEAD and not self.is_complete and self._has_head:
+            self._set_error("sent too many bytes without a body")
         elif self._size > _HIGH_WATER and not self.is_complete:
             self._connection.pause()
         self._wake()
@@ -86,17 +92,23 @@ class PooledReply:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._has_head:  # fields after a body are trailers
-            self.headers.append((name, value.strip(b" \t")))
+            self._fields_size += len(name) + len(value) + 4
+            if len(self.headers) < MAX_FIELDS and self._fields_size <= _MAX_HEAD:
+                self.headers.append((name, value.strip(b" \t")))
+            elif self._error is None:
+                self._set_error(f"sent a head larger than {_MAX_HEAD >> 10} KB or {MAX_FIELDS} fields")
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if self._has_head:
+        if self._has_head or self._error is not None:
             return
         if 100 <= status < 200 and status != 101:
-            self.headers, self._head_size = [], 0  # an informational response: the final one follows
+            # An informational response: the final one follows.
+            self.headers, self._head_size, self._fields_size = [], 0, 0
             return
         self.status = status
         self._has_head = True
+        self._bytes_without_body = 0
         self.keeps_connection = self._parser.should_keep_alive()
         if not self.keeps_connection:
             fields = [(name.lower(), value.lower()) for name, value in self.headers]
@@ -107,6 +119,7 @@ class PooledReply:
 
     def on_body(self, body: bytes) -> None:
         if not self.is_complete:
+            self._bytes_without_body = 0
             self._pieces.append(body)
             self._size += len(body)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from serving.http import HttpBackend, HttpReply
-from serving.http_connections import PooledReply
+from serving.http_connections import MAX_FIELDS, PooledReply
 from store.errors import UpstreamError, UpstreamUnreachable
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -192,6 +192,37 @@ async def test_what_is_no_answer_is_an_error() -> None:
             with pytest.raises(UpstreamError) as caught:
                 await send(engine)
             assert not isinstance(caught.value, UpstreamUnreachable)
+
+
+def many_fields(count: int) -> bytes:
+    fields = b"".join(b"X-%d: 1\r\n" % i for i in range(count - 1))
+    return b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n" + fields + b"\r\nok"
+
+
+@pytest.mark.parametrize("size", [2, (1 << 18) + 1])
+async def test_a_head_has_the_same_limit_of_fields_in_both_clients(size: int) -> None:
+    """The second attack: a reply with 2,000 fields was passed on, but refused where aiohttp read it (a large body)."""
+    for count, is_taken in ((MAX_FIELDS, True), (MAX_FIELDS + 1, False), (2000, False)):
+        async with scripted([many_fields(count), None]) as (engine, _):
+            if is_taken:
+                assert len(list((await send(engine, body=b" " * size)).headers)) == count
+                continue
+            with pytest.raises(UpstreamError) as caught:
+                await send(engine, body=b" " * size)
+            assert not isinstance(caught.value, UpstreamUnreachable)
+
+
+async def test_a_head_of_one_piece_and_trailers_have_the_limit_of_a_head_without_an_end() -> None:
+    large = b"HTTP/1.1 200 OK\r\nX: %b\r\nContent-Length: 2\r\n\r\nok" % (b"a" * (1 << 18))
+    async with scripted([large, None]) as (engine, _):
+        with pytest.raises(UpstreamError, match="head"):
+            await send(engine)
+    start = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX: "
+    async with scripted([start, *[b"a" * (1 << 16)] * 6, None]) as (engine, _):
+        pieces = (await send(engine)).chunks()
+        assert await anext(pieces) == b"ok"
+        with pytest.raises(UpstreamError, match="truncated"):
+            await anext(pieces)
 
 
 async def test_a_request_that_is_no_longer_read_gets_an_error() -> None:
