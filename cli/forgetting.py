@@ -27,6 +27,7 @@ from cli.home_files import (
     clean_exports,
     copies_elsewhere,
     files_holding,
+    homes_aside,
     mask,
     remove_copies,
     sqlite_path,
@@ -136,7 +137,7 @@ class Forgetter:
         outcome = await asyncio.to_thread(self._clean, detail, detail["keys"] if job.key_name else None)
         receipt = {**detail["receipt"], "folders": detail["folders"], **outcome}
         receipt["remaining"] += detail["kept"]
-        left = {"receipt": receipt, "reactions": detail["reactions"]}
+        left = {"receipt": receipt, **_kept_for_later(detail)}
         await self._move(job, ForgetStage.CLEANED, left)
 
     def _clean(self, detail: Json, keys: list[str] | None) -> Json:
@@ -155,17 +156,8 @@ class Forgetter:
         mask(home, whole)
         remaining += problems
         remaining += [f"{path} names a forgotten turn" for path in files_holding(home, ids, skip=[DATABASE])]
-        laid_aside = [
-            path
-            for name in ("before", "restoring")
-            for path in home.parent.glob(f"{home.name}.{name}-*")
-            if path.is_dir()
-        ]
-        remaining += [
-            f"{path}, which a restore laid aside, holds it: delete it, or forget there with --home"
-            for path in laid_aside
-            if files_holding(path, ids)
-        ]
+        aside, same_aside = homes_aside(home, ids, words if keys is None else None)
+        remaining += aside
         others = (
             [] if words is None else files_holding(home, words, skip=[DATABASE], folders=["journal", "run"])
         )
@@ -175,7 +167,7 @@ class Forgetter:
             "remaining": remaining,
             # Of other people, or of versions that were not made of it: they say the same by themselves.
             "same_words": others,
-            "out_of_reach": [*elsewhere, *copies_elsewhere(home)],
+            "out_of_reach": [*elsewhere, *copies_elsewhere(home), *same_aside],
         }
 
     async def _wait_for_replies(self, at: float) -> None:
@@ -225,12 +217,17 @@ class Forgetter:
             "complete": receipt["complete"],
             "remaining": found["remaining"],
             "turns": len(found["turns"]),
-            "reactions": job.detail["reactions"],
+            **_kept_for_later(job.detail),
         }
         await self._move(job, ForgetStage.DONE, left)
 
     async def _move(self, job: ForgetJob, to: ForgetStage, detail: Json) -> None:
         await self._record.change_forget_job(job.job_id, stage=job.stage, to=to, detail=detail)
+
+
+def _kept_for_later(detail: Json) -> Json:
+    """Return what a job keeps for ever: by it the recorder and a restore know what was forgotten (`store.queries.forget_jobs.Guard`)."""
+    return {name: detail[name] for name in ("reactions", "keys", "texts") if name in detail}
 
 
 def _deleted_at(job: ForgetJob) -> float:

@@ -26,6 +26,7 @@ _COPIES = (
     "*.recovered*",
     "*.recovering*",
     "*.restoring",
+    "*.restored",
     "unwritten.jsonl*",
     "*.part",
     "journal/rejected/*",
@@ -120,6 +121,23 @@ def remove_copies(
             else:
                 removed.append(str(path))
     return removed, stays
+
+
+def homes_aside(
+    home: Path, ids: re.Pattern[bytes] | None, words: re.Pattern[bytes] | None
+) -> tuple[list[str], list[str]]:
+    """Return sentences about the homes that a restore laid aside: those that name a forgotten turn, and those that only hold the words."""
+    named, same = [], []
+    for kind in ("before", "restoring"):
+        for path in sorted(home.parent.glob(f"{home.name}.{kind}-*")):
+            if not path.is_dir():
+                continue
+            what = f"{path}, which a restore laid aside, holds"
+            if files_holding(path, ids):
+                named.append(f"{what} it: delete it, or forget there with --home")
+            elif files_holding(path, words):
+                same.append(f"{what} the same words: look there with --home, or delete it")
+    return named, same
 
 
 def mask(home: Path, pattern: re.Pattern[bytes] | None) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -177,7 +177,7 @@ def _selected(connection: sa.Connection, record: _Record, selection: Selection) 
             selection = replace(selection, session=next(iter(matching)))
         found = {turn.turn_id for turn in turns if turn.session_id in matching}
     elif selection.match is not None:
-        found = _holding(connection, record, record.turns, [selection.match])
+        found = _holding(connection, record, record.turns, pattern_of([selection.match]).search)
         found |= _reactions_holding(connection, [selection.match])
         if selection.key_name is not None:
             found = {one for one in found if record.turns[one].key_name == selection.key_name}
@@ -319,15 +319,25 @@ def _quotes(
     others = {
         turn_id for turn_id, turn in record.turns.items() if turn.key_name in keys and turn_id not in gone
     }
-    return _holding(connection, record, others, lines) if lines and others else set()
+    return _holding(connection, record, others, pattern_of(lines).search) if lines and others else set()
+
+
+def turns_holding(
+    connection: sa.Connection, keys: Collection[str], before: float, holds: Callable[[str], object]
+) -> set[str]:
+    """Return the turns of these API keys, created before then, that hold a text; ``holds`` is called with rows' JSON and with plain text."""
+    record = _Record.read(connection)
+    wanted = {
+        one.turn_id for one in record.turns.values() if one.key_name in keys and one.created_at < before
+    }
+    return _holding(connection, record, wanted, holds) if wanted else set()
 
 
 def _holding(
-    connection: sa.Connection, record: _Record, turn_ids: Collection[str], texts: list[str]
+    connection: sa.Connection, record: _Record, turn_ids: Collection[str], holds: Callable[[str], object]
 ) -> set[str]:
-    """Return the turns whose messages, request or reply hold one of these texts, whatever their case."""
-    pattern = pattern_of(texts)
-    hit = {name for name, body in _message_bodies(connection, None) if pattern.search(body)}
+    """Return the turns whose messages, request or reply hold a text."""
+    hit = {name for name, body in _message_bodies(connection, None) if holds(body)}
     nodes = record.below({node for node, (_, message) in record.nodes.items() if message in hit})
     found = {
         turn_id
@@ -337,7 +347,7 @@ def _holding(
         or turn.request in hit
     }
     rest = set(turn_ids) - found
-    found |= {turn_id for turn_id, stored in _replies(connection, rest) if any(map(pattern.search, stored))}
+    found |= {turn_id for turn_id, stored in _replies(connection, rest) if any(map(holds, stored))}
     return found
 
 

@@ -1,7 +1,7 @@
 """Forgets as rows: asked for by a person, the page or a client's deletion, carried out by `cli.forgetting`, whatever dies meanwhile.
 
-A job holds the words only while they are needed: as its selection until its rows are deleted, then as its detail until no file holds them. Between
-the two the recorder leaves out what began before the deletion and holds them (`Guard`).
+A job holds the words only while they are needed: as its selection until its rows are deleted, then as its detail until no file holds them. From
+then on it keeps their salted digests. The recorder, an import and a restore leave out what began before the deletion and holds them (`Guard`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from sqlalchemy.engine import Row
 
 from store import schema
 from store.errors import RecordError
+from store.forgotten_texts import ForgottenTexts
 from store.hashing import exact_json
-from store.queries.closure import find_closure, pattern_of
+from store.queries.closure import find_closure, pattern_of, turns_holding
 from store.queries.common import moment, read_object, value_of
 from store.queries.forget import add_forgotten, delete
 from store.values import Closure, Feedback, ForgetJob, ForgetStage, Forgotten, Json, NewTurn, Selection
@@ -140,6 +141,7 @@ def _detail(done: Forgotten) -> Json:
         "lines": list(done.closure.lines),
         "removed": list(done.removed),
         "keys": sorted(done.closure.keys),
+        "texts": ForgottenTexts.of(done.closure.lines).to_json(),
         "reactions": list(done.closure.reactions),
     }
 
@@ -196,6 +198,7 @@ def delete_again(
         gone: ids of the forgotten turns, and when they were.
         reactions: ids of turns that stay without the reactions to them.
     """
+    gone = {**gone, **_known_by_texts(connection)}
     for turn_id, at in gone.items():
         add_forgotten(connection, [turn_id], at)
     if not gone and not reactions:
@@ -209,6 +212,16 @@ def delete_again(
     return closure if closure.turns or closure.tainted else None
 
 
+def _known_by_texts(connection: sa.Connection) -> dict[str, float]:
+    """Return the turns that hold a text which was forgotten after them, and when it was."""
+    return {
+        turn_id: guard.at
+        for guard in guards(connection, 0.0)
+        if guard.texts.digests
+        for turn_id in turns_holding(connection, guard.keys, guard.at, guard.texts.is_in)
+    }
+
+
 # ---- what is under way while something is forgotten
 
 
@@ -219,14 +232,16 @@ class Guard:
     Attributes:
         at: Unix time of the deletion.
         keys: names of the API keys that it is about.
-        words: matches what was forgotten.
-        messages: addresses of the removed messages.
+        words: matches what was forgotten, while the job still holds it.
+        messages: addresses of the removed messages, while the job still holds them.
+        texts: digests of what was forgotten.
     """
 
     at: float
     keys: frozenset[str]
     words: re.Pattern[str]
     messages: frozenset[str]
+    texts: ForgottenTexts
 
     def refuses(self, turn: NewTurn, addresses: Sequence[str]) -> bool:
         """Whether a turn with messages of these addresses is not to be recorded."""
@@ -237,24 +252,28 @@ class Guard:
         completion = turn.completion
         texts = (completion.text, completion.reasoning, exact_json([*turn.messages, turn.request]))
         search = self.words.search
-        return any(map(search, texts)) or search(exact_json(list(completion.tool_calls))) is not None
+        if any(map(search, texts)) or search(exact_json(list(completion.tool_calls))) is not None:
+            return True
+        whole = (completion.text, completion.reasoning, turn.messages, turn.request, completion.tool_calls)
+        return self.texts.is_in(whole)
 
     def refuses_feedback(self, given: Feedback, key_name: str) -> bool:
         """Whether feedback about a turn of a key is not to be recorded."""
         is_earlier = given.created_at < self.at and key_name in self.keys
-        return is_earlier and self.words.search(given.text) is not None
+        return is_earlier and (self.words.search(given.text) is not None or self.texts.is_in(given.text))
 
 
-def guards(connection: sa.Connection) -> list[Guard]:
-    """Return the guards of the forgets that are under way."""
+def guards(connection: sa.Connection, began_at: float) -> list[Guard]:
+    """Return the guards of the forgets that deleted later than then, also of those that are done."""
     j = schema.forget_jobs.c
-    held = [ForgetStage.DELETED.value, ForgetStage.UNLEARNT.value]
-    rows = connection.execute(sa.select(j.deleted_at, j.detail).where(j.stage.in_(held))).all()
+    rows = connection.execute(sa.select(j.deleted_at, j.detail).where(j.deleted_at > began_at)).all()
     return [_guard(row.deleted_at, read_object(row.detail)) for row in rows]
 
 
 def _guard(at: float, detail: Mapping[str, Any]) -> Guard:
-    return Guard(at, frozenset(detail["keys"]), pattern_of(detail["lines"]), frozenset(detail["removed"]))
+    lines, removed = detail.get("lines", ()), detail.get("removed", ())
+    texts = ForgottenTexts.from_json(detail.get("texts", {}))
+    return Guard(at, frozenset(detail.get("keys", ())), pattern_of(lines), frozenset(removed), texts)
 
 
 def reactions_forgotten_since(connection: sa.Connection, at: float) -> set[str]:

@@ -48,7 +48,7 @@ def record_batch(
 
 def _refused(connection: sa.Connection, feedback: Sequence[Feedback]) -> set[str]:
     """Return the ids of the feedback that holds words of a forget which it is older than."""
-    found = guards(connection)
+    found = guards(connection, min(one.created_at for one in feedback))
     if not found:
         return set()
     t = schema.turns.c

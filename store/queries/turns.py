@@ -7,6 +7,7 @@ The record decides, not the recorder's memory: a parent that was removed meanwhi
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
 from collections import OrderedDict
@@ -127,7 +128,7 @@ class _Batch:
         asked = {t.turn_id for t in turns} | {t.parent_turn_id for t in turns if t.parent_turn_id}
         asked |= {state.turn_id for turn in turns for state in _next_states(turn)}
         self._there = present(connection, schema.turns.c.turn_id, list(asked))
-        self._guards = guards(connection)
+        self._guards = guards(connection, min((turn.created_at for turn in turns), default=math.inf))
         self._forgotten = _forgotten_at(connection, asked)
         self.kept: list[tuple[NewTurn, _Stored]] = []
         self._messages: dict[str, str] = {}

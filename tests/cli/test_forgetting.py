@@ -169,6 +169,26 @@ def test_a_forget_may_be_killed_at_every_statement_file_operation_and_message(te
     kill_everywhere(template, 1)
 
 
+def test_a_restore_leaves_out_a_turn_that_only_the_backup_has_by_its_text(home: Path) -> None:
+    """The record that was asked had lost the turn, so that no list of ids knows it."""
+    archive = home.parent / "older"
+    assert run(home, "backup", str(archive)) == 0
+    with closing(sqlite3.connect(home / "patina.db")) as database, database:
+        for table in ("next_states", "turn_states", "verdicts", "turns"):
+            database.execute(f"DELETE FROM {table} WHERE turn_id = 'quote'")
+    assert run(home, "forget", "three") == 0
+    with closing(sqlite3.connect(home / "patina.db")) as database:
+        assert database.execute("SELECT * FROM forgotten_turns WHERE turn_id = 'quote'").fetchall() == []
+    assert run(home, "restore", str(archive)) == 0
+    with closing(sqlite3.connect(home / "patina.db")) as database:
+        turns = {row[0] for row in database.execute("SELECT turn_id FROM turns")}
+        assert turns == {"one", "two", "same", "bob"}
+        assert database.execute("SELECT at FROM forgotten_turns WHERE turn_id = 'quote'").fetchone()
+    assert WORDS not in (home / "patina.db").read_bytes().lower()
+    for aside in home.parent.glob("home.before-*"):
+        shutil.rmtree(aside)
+
+
 async def test_a_reader_of_the_database_is_waited_for_and_named(home: Path) -> None:
     """Row 3 of the second attack: the call failed after its commit, and nothing could finish it."""
     settings = settings_of(home)

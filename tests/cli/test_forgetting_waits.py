@@ -121,6 +121,11 @@ async def test_the_receipt_names_what_it_does_not_reach_and_is_not_complete_whil
     aside = tmp_path / "home.before-20260101-000000"
     aside.mkdir()
     (aside / "patina.db").write_bytes(b"a row of turn three")
+    with_words = tmp_path / "home.before-20260102-000000"
+    with_words.mkdir()
+    (with_words / "patina.db-wal").write_text(f"a turn that this record never had: {SENTINEL}")
+    (tmp_path / "home.restoring-x").mkdir()
+    (home / "patina.db.restored").write_text(SENTINEL)  # of a restore that was killed
     (home / "backups.json").write_text('["/backups/older"]')
     (home / "exports.json").write_text('["/exports/moved.jsonl"]')
     of_bob = home / "adapters" / "patina-tiny.bob@1"
@@ -137,4 +142,6 @@ async def test_the_receipt_names_what_it_does_not_reach_and_is_not_complete_whil
     assert receipt["out_of_reach"] == [
         "the export /exports/moved.jsonl, which was moved or deleted",
         "the copy /backups/older",
+        f"{with_words}, which a restore laid aside, holds the same words: look there with --home, or delete it",
     ]
+    assert receipt["copies"] == [str(home / "patina.db.restored")]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -106,6 +108,43 @@ async def test_a_reply_in_flight_is_recorded_only_without_what_is_forgotten(
     await record.write_turns([turn, follow])  # from the journal once more
     assert ("flight" in await known(record)) is is_recorded
     assert ("follow" in await known(record)) is is_recorded
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_recorded"),
+    [
+        ({"messages": said("Hello", "Hi", f"{SENTINEL} again")}, False),
+        ({"messages": said("  My PIN is,\n> sentinel 4711... and it is a SECRET")}, False),
+        ({"messages": said("Hello"), "text": SENTINEL}, False),
+        ({"messages": said("Hello"), "tool_calls": ({"function": {"arguments": json.dumps({"a": SENTINEL})}},)}, False),
+        ({"messages": [{"role": "system", "content": SENTINEL}, *said("Hello")]}, False),
+        ({"messages": said(SENTINEL), "key_name": "bob"}, True),
+        ({"messages": said(SENTINEL), "created_at": AT}, True),  # sent again: recorded again
+        ({"messages": said("my pin is SENTINEL-4712 and it is a secret")}, True),
+        ({"messages": said("And a hornet?")}, True),
+    ],
+)  # fmt: skip
+async def test_a_text_is_known_again_by_its_digest_when_the_forget_is_done(
+    record: Record, changes: dict[str, Any], is_recorded: bool
+) -> None:
+    """A segment of the journal that another host brings late, or an import: nothing but digests knew the words by then."""
+    await fill(record)
+    job = await begin(record, turn="three")
+    kept = {name: job.detail[name] for name in ("keys", "texts", "reactions")}
+    assert "sentinel" not in json.dumps(kept).lower()
+    for stage, to in pairwise([*ForgetStage][1:]):
+        await record.change_forget_job(job.job_id, stage=stage, to=to, detail=kept)
+    assert await record.open_forget_jobs() == []
+    changes = {"created_at": AT - 1, "session_id": "late", **changes}
+    calls = changes.pop("tool_calls", ())
+    turn = make_turn("late", changes.pop("messages"), **changes)
+    turn = replace(turn, completion=replace(turn.completion, tool_calls=calls))
+    feedback = Feedback(
+        feedback_id="g", turn_id="one", score=1.0, text=f"say {SENTINEL}", idempotency_key="g", created_at=AT - 1
+    )  # fmt: skip
+    await record.write_turns([turn], feedback=[feedback])
+    assert ("late" in await known(record)) is is_recorded
+    assert not any(one["feedback"] for one in (await record.judgements(["one"])).values())
 
 
 async def test_a_verdict_that_was_under_way_does_not_bring_a_forgotten_reaction_back(record: Record) -> None:
