@@ -266,7 +266,8 @@ class Guard:
 def guards(connection: sa.Connection, began_at: float) -> list[Guard]:
     """Return the guards of the forgets that deleted later than then, also of those that are done."""
     j = schema.forget_jobs.c
-    rows = connection.execute(sa.select(j.deleted_at, j.detail).where(j.deleted_at > began_at)).all()
+    deleted = j.stage.in_([stage.value for stage in ForgetStage if stage is not ForgetStage.ASKED])
+    rows = connection.execute(sa.select(j.deleted_at, j.detail).where(deleted, j.deleted_at > began_at)).all()
     return [_guard(row.deleted_at, read_object(row.detail)) for row in rows]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -139,7 +140,10 @@ def test_a_receipt_that_was_changed_or_does_not_hold_any_more_is_reported(
     (path,) = (home / "receipts").iterdir()
 
     async def say_it_again(record: Record) -> None:
-        await record.write_turns([make_turn("again", said(f"I said: {SENTINEL}"))])
+        messages = said(f"I said: {SENTINEL}")
+        await record.write_turns([make_turn("again", messages, created_at=time.time())])
+        await record.write_turns([make_turn("late", messages, created_at=1.0)])
+        assert await record.known_turns(["again", "late"]) == {"again"}
 
     in_record(home, say_it_again)
     assert run(home, "verify", str(path)) == 1

@@ -6,6 +6,8 @@ import asyncio
 import json
 import shutil
 import sqlite3
+import time
+from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
 
@@ -16,12 +18,15 @@ from cli.forgetting import Forgetter
 from cli.forgetting import main as go_on
 from cli.main import main
 from migrations import upgrade
-from store.journal import EntryKind, JournalWriter
+from recorder.__main__ import main as recorder
+from store.journal import STATE_FILE, EntryKind, JournalWriter
 from store.record import Record
 from store.settings import Settings, read_settings
 from store.values import ForgetStage, Selection, StepRole
 from tests.kill_points import holding, run_until
+from tests.recorder.exchanges import make_captured, user
 from tests.store.queries.test_forget import SENTINEL, fill, train
+from wire.captured_exchange import dump_exchange
 
 WORDS = b"sentinel-4711"
 ANN = "patina-tiny.ann"
@@ -94,7 +99,7 @@ def make(template: Path) -> Path:
     return home
 
 
-def check(home: Path) -> None:
+def check(home: Path, turns: Collection[str] = ("one", "two", "same", "bob")) -> None:
     """Nothing of the sentinel in any byte, clean versions live and there, training runs, one complete receipt."""
     assert holding(home, WORDS) == []
     assert WORDS not in (home.parent / "export.jsonl").read_bytes().lower()
@@ -109,8 +114,7 @@ def check(home: Path) -> None:
         for policy in ("patina-tiny", ANN):
             assert database.execute(newest, (policy,)).fetchone() == (1,)
         assert database.execute("SELECT * FROM controls WHERE name = 'training'").fetchall() == []
-        turns = {row[0] for row in database.execute("SELECT turn_id FROM turns")}
-        assert turns == {"one", "two", "same", "bob"}
+        assert {row[0] for row in database.execute("SELECT turn_id FROM turns")} == set(turns)
     folders = sorted(str(one.relative_to(home / "adapters")) for one in (home / "adapters").rglob("*@*"))
     assert folders == ["patina-tiny.ann/patina-tiny.ann@1.abc", "patina-tiny@1.abc"]
 
@@ -209,3 +213,67 @@ async def test_a_reader_of_the_database_is_waited_for_and_named(home: Path) -> N
     assert await forgetter.run(job_id, patience_s=30.0)
     await record.close()
     check(home)
+
+
+async def leave_with_a_reply_in_the_journal(home: Path) -> None:
+    """Ask for a forget and leave it where it waits for the recorder: the journal holds replies that began before it."""
+    settings = settings_of(home)
+    began = time.time() - 5
+    writer = JournalWriter(home / "journal", "proxy")
+    for name, text in (("late", SENTINEL), ("clean", "What is a wasp?")):
+        made = make_captured(
+            name, [user(text)], "Noted.", key_name="alice", policy="patina-tiny", created_at=began
+        )
+        writer.append(EntryKind.EXCHANGE, dump_exchange(made, None))
+    await writer.close()
+    # As while a recorder runs: it is not started a second time, and the job waits.
+    (home / "journal" / STATE_FILE).write_bytes(orjson.dumps({"at": time.time() + 60}))
+    record = await Record.open(settings.database_url)
+    job_id = await record.ask_to_forget(Selection(turn="three"))
+    assert not await Forgetter(record, settings).run(job_id, patience_s=0.0)
+    job = await record.forget_job(job_id)
+    assert job is not None
+    assert (job.stage, job.waits) == (ForgetStage.UNLEARNT, "the recorder: 2 segments of the journal")
+    await record.close()
+    (home / "journal" / STATE_FILE).unlink()
+
+
+def kill_the_recorder_everywhere(template: Path, step: int) -> int:
+    """Kill the recorder at every ``step``-th of its points while a forget waits for it; returns the number of points."""
+    home = make(template)
+    asyncio.run(leave_with_a_reply_in_the_journal(home))
+    waiting = template / "waiting"
+    shutil.rmtree(waiting, ignore_errors=True)
+    shutil.copytree(home, waiting)
+
+    def record_once() -> int:
+        return recorder(["--settings", str(home / "run" / "settings.json"), "--once"])
+
+    def attempt(last: int) -> tuple[int | None, int]:
+        make(template)
+        shutil.rmtree(home)
+        shutil.copytree(waiting, home)
+        ended = run_until(record_once, last)
+        assert take_up(home) == 0
+        try:
+            check(home, turns={"one", "two", "same", "bob", "turn_clean"})
+        except AssertionError as exc:
+            raise AssertionError(f"after the recorder died at point {last}: {exc}") from exc
+        return ended
+
+    code, points = attempt(0)
+    assert code == 0
+    for last in range(1, points + 1, step):
+        code, _ = attempt(last)
+        assert code is None, f"point {last} of {points} was not reached"
+    return points
+
+
+def test_a_forget_ends_when_the_recorder_dies_while_it_is_waited_for(template: Path) -> None:
+    assert kill_the_recorder_everywhere(template, 11) > 20
+
+
+@pytest.mark.long_run
+@pytest.mark.timeout(900)
+def test_the_recorder_may_die_at_every_statement_while_it_is_waited_for(template: Path) -> None:
+    kill_the_recorder_everywhere(template, 1)
