@@ -141,6 +141,7 @@ def _closure_lines(closure: Json) -> list[str]:
             (closure["continuations"], "turns that continue them"),
             (closure["quotes"], "turns that repeat their words"),
             (closure["replies"], f"turns that a version trained on them answered{kept}"),
+            (closure.get("files", ()), "training files that were named or hold the words"),
             (closure["reactions"], "turns that stay, without the reaction to them and what it taught"),
             (
                 [item or name for name, item in closure["items"]],

@@ -79,6 +79,7 @@ STEP_METRICS: dict[str, str] = {
 SAMPLES: dict[str, str] = {
     "wish": "replies that the teacher, who reads the wishes, judged",
     "verdict": "rated replies",
+    "example": "replies of uploaded files",
     "anchor": "replies of the base model that are to stay",
 }
 #: What a step's time went to, in order.

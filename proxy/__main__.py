@@ -147,6 +147,9 @@ def serve(
         accepts_any_model={"on": True, "off": False, "auto": None}[settings.accept_any_model],
         name=gateway_name(worker),
         engine_tag=engine_tag(settings) if is_local else "",
+        no_jobs="Fine-tuning jobs are not trained on a Tinker server."
+        if settings.backend == "tinker"
+        else "",
         locks=VersionLocks(settings.version_locks_folder) if settings.workers > 1 else None,
         pages=HttpBackend(dashboard_url, speaks_vllm=False) if dashboard_url else None,
         read_wish_place=(lambda: read_placement(settings.home / FILE)) if settings.wishes_in_prompt else None,

@@ -46,6 +46,7 @@ from proxy.endpoints import (
     FATE,
     FEEDBACK,
     FEEDBACK_STATE,
+    FILES,
     FORWARDED_PREFIX,
     HEALTH,
     HEALTH_DETAIL,
@@ -69,7 +70,8 @@ from proxy.endpoints import (
 )
 from proxy.feedback import FeedbackBody, parse_feedback
 from proxy.feedback_batch import BatchBody, FeedbackBatches, is_batch, parse_batch
-from proxy.fine_tuning import FineTuningJobs
+from proxy.fine_tuning.files import TrainingFiles
+from proxy.fine_tuning.jobs import FineTuningJobs
 from proxy.heap import trim_heap
 from proxy.item_pages import list_of, read_query
 from proxy.lora import LoraPaths
@@ -143,6 +145,7 @@ class Proxy:
         name: of this process, one of several gateways on one port.
         locks: on adapter versions, shared with the other gateways.
         engine_tag: see `AdapterAlias`.
+        no_jobs: see `FineTuningJobs`.
         read_wish_place: returns where the active wishes stand in a prompt (`wire.wish_text`); None: they are not added.
         on_crash: called when a background task ends with an unexpected error; the process should exit.
     """
@@ -166,6 +169,7 @@ class Proxy:
         name: str = "proxy",
         locks: VersionLocks | None = None,
         engine_tag: str = "",
+        no_jobs: str = "",
         pages: BackendClient | None = None,
         read_wish_place: Callable[[], str] | None = None,
         on_crash: Callable[[], None] = lambda: None,
@@ -222,7 +226,8 @@ class Proxy:
         self._score = ScorePath(backend, self._alias)
         self._batches = self._make_batches()
         self._stored = StoredCompletions(self._record, journal, self._append_feedback)
-        self._jobs = FineTuningJobs(self._record, self._alias, policy, created_at=self._started)
+        self._files = TrainingFiles(self._record)
+        self._jobs = self._make_jobs(no_jobs)
         self._feedback_keys: dict[str, None] = {}  # of the newest feedback that may not be recorded yet
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -236,6 +241,11 @@ class Proxy:
             locks=locks,
             engine_tag=engine_tag,
             accepts_any=lambda: self._has_one_policy() if accepts_any_model is None else accepts_any_model,
+        )
+
+    def _make_jobs(self, refusal: str) -> FineTuningJobs:
+        return FineTuningJobs(
+            self._record, self._alias, self._policy, created_at=self._started, refusal=refusal
         )
 
     def _make_batches(self) -> FeedbackBatches:
@@ -481,7 +491,9 @@ class Proxy:
         elif endpoint is not None and endpoint.is_translated:
             await self._dispatch_api(endpoint, scope, receive, send, principal, path, session)
         elif endpoint is JOBS:
-            await self._jobs(scope, send, principal=principal, path=path)
+            await self._jobs(scope, receive, send, principal=principal, path=path)
+        elif endpoint is FILES:
+            await self._files(scope, receive, send, principal=principal, path=path)
         elif endpoint is STATUS:
             await send_json(send, 200, await self._status(principal))
         elif endpoint is FEEDBACK:

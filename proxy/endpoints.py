@@ -72,7 +72,13 @@ STORED_ONE = Endpoint(
 JOBS = Endpoint(
     method="any",
     path="/v1/fine_tuning/jobs*",
-    summary="training as OpenAI shows it: one job for each policy, its `events` and `checkpoints`; `POST …/pause`, `…/resume`, `…/rollback`",
+    summary="training as OpenAI shows it: jobs that learn an uploaded file (`POST`, `POST …/cancel`), and one job for each policy, which learns from what is recorded (`POST …/pause`, `…/resume`, `…/rollback`); their `events` and `checkpoints`",
+    is_local_only=True,
+)
+FILES = Endpoint(
+    method="any",
+    path="/v1/files*",
+    summary="JSON lines for fine-tuning, as OpenAI takes them: upload, list, retrieve, `content`; `DELETE` forgets the file and the versions that learnt from it",
     is_local_only=True,
 )
 RESPONSES = Endpoint(
@@ -166,6 +172,7 @@ ENDPOINTS = (
     STORED,
     STORED_ONE,
     JOBS,
+    FILES,
     RESPONSES,
     TOKENS,
     RESPONSE,

@@ -28,6 +28,7 @@ from store.queries import (
     scorer,
     stored,
     trainer,
+    tuning,
 )
 from store.queries import closure as closures
 from store.queries import forget as forgetting
@@ -40,7 +41,7 @@ from store.values import BASE_VERSION, Feedback, Heartbeat, Json, NewTurn, gatew
 from store.verify import verify
 
 #: Newest migration this code knows. A test holds it against `migrations/`.
-SCHEMA_REVISION = "0039"
+SCHEMA_REVISION = "0040"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -211,6 +212,19 @@ class Record:
     trained_turns = _read(trainer.trained_turns)
     scored_turns = _read(trainer.scored_turns)
     recent_verdicts = _read(trainer.recent_verdicts)
+    # ------------------------------------------------------------ fine-tuning
+
+    add_training_file = _write(tuning.add_file)
+    training_files = _read(tuning.files)
+    training_file = _read(tuning.file)
+    delete_training_file = _write(tuning.delete_file)
+    add_tuning_job = _write(tuning.add_job)
+    tuning_jobs = _read(tuning.jobs)
+    cancel_tuning_job = _write(tuning.cancel_job)
+    open_tuning_jobs = _read(tuning.open_jobs)
+    begin_tuning_job = _write(tuning.begin_job)
+    fail_tuning_job = _write(tuning.fail_job)
+    tuning_data = _read(tuning.data)
     # ----------------------------------------------------------------- person
 
     status = _read(person.status)

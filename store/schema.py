@@ -9,6 +9,7 @@ has one writing process:
     proxy   messages, nodes, turns, next_states, feedback        trainer  adapters, steps, step_turns,
                                                                  canary_releases,
                                                                  preview_replies
+    proxy   training_files, tuning_jobs (the trainer moves their status)
     scorer  verdicts                                             alias_moves: trainer (publish) and a person (rollback)
     person  controls; forgotten_turns, forget_jobs (`cli.forgetting`)
 
@@ -401,6 +402,42 @@ wish_statements = Table(
     Column("text", Text, nullable=False),
     Column("created_at", Float, nullable=False),
     Index(None, "wish_id"),
+)
+
+training_files = Table(
+    "training_files",
+    metadata,
+    Column("file_id", _ID, primary_key=True),
+    Column("key_name", String(128), nullable=False),
+    Column("filename", String(256), nullable=False),
+    Column("size", Integer, nullable=False),  # bytes
+    Column("method", String(16), nullable=False),
+    Column("content", Text, nullable=False),  # JSON lines
+    Column("created_at", Float, nullable=False),
+    Column("deleted_at", Float),  # it is hidden from its client and waits to be forgotten
+    Index(None, "key_name", "created_at"),
+)
+
+tuning_jobs = Table(
+    "tuning_jobs",
+    metadata,
+    Column("job_id", _ID, primary_key=True),
+    Column("key_name", String(128), nullable=False),
+    Column("policy", String(128), nullable=False),
+    Column("file_id", _ID, ForeignKey("training_files.file_id", ondelete="CASCADE"), nullable=False),
+    Column("method", String(16), nullable=False),
+    Column("epochs", Integer, nullable=False),
+    Column("beta", Float, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("detail", Text, nullable=False),  # JSON: suffix and metadata
+    Column("created_at", Float, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("version", Integer),  # that it made, rejected or not
+    Column("error", Text, nullable=False),
+    Column("started_at", Float),
+    Column("finished_at", Float),
+    Index(None, "key_name", "created_at"),
+    Index(None, "status", "policy"),
 )
 
 #: Columns of the view `trajectories`, in order: a fixed interface.

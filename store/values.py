@@ -685,6 +685,79 @@ class StepRole(StrEnum):
     SERVED = "served"  #: its reply was served with wishes and accepted
     STATED = "stated"  #: it states a wish that the version learns
     RECENT = "recent"  #: its verdict's value is in the window of the baseline
+    FILE = "file"  #: no turn: an uploaded file of examples
+
+
+TuningMethod = Literal["supervised", "dpo"]
+
+
+class TuningStatus(StrEnum):
+    """What OpenAI's API calls the status of a fine-tuning job."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingFile:
+    """An uploaded file of examples.
+
+    Attributes:
+        size: in bytes.
+        content: its text; "" in lists.
+    """
+
+    file_id: str
+    key_name: str
+    filename: str
+    size: int
+    method: TuningMethod
+    content: str
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningJob:
+    """A fine-tuning job: a version is to learn the examples of a file.
+
+    Attributes:
+        beta: of DPO.
+        detail: what its client sent and only sees again: suffix and metadata.
+        attempts: that began.
+        version: that it made, rejected or not.
+        error: why it failed.
+    """
+
+    job_id: str
+    key_name: str
+    policy: str
+    file_id: str
+    method: TuningMethod
+    epochs: int
+    beta: float
+    status: TuningStatus
+    detail: Json
+    created_at: float
+    attempts: int = 0
+    version: int | None = None
+    error: str = ""
+    started_at: float | None = None
+    finished_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningData:
+    """The examples of a job, for the trainer; ``content`` as uploaded."""
+
+    job_id: str
+    file_id: str
+    method: TuningMethod
+    epochs: int
+    beta: float
+    content: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -777,6 +850,7 @@ class Closure:
         live, clean: of the policies whose live version is tainted: that version, and the one that goes live instead.
         lines: the words, to search for.
         keys: names of the API keys whose turns are selected.
+        files: ids of uploaded training files.
         items: (conversation, item) of what clients put into conversations; "": the whole conversation.
         not_searched: short lines of the selected turns that are not searched for elsewhere: many people write them.
     """
@@ -794,6 +868,7 @@ class Closure:
     lines: tuple[str, ...]
     keys: frozenset[str]
     items: tuple[tuple[str, str], ...] = ()
+    files: tuple[str, ...] = ()
     not_searched: int = 0
 
     @property
@@ -815,6 +890,7 @@ class Closure:
             "tainted": {policy: list(versions) for policy, versions in self.tainted.items()},
             "clean": dict(self.clean),
             "items": [list(one) for one in self.items],
+            "files": list(self.files),
             "not_searched": self.not_searched,
         }
 

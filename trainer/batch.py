@@ -48,6 +48,7 @@ _PART_TOKENS = 128
 class SampleKind(StrEnum):
     WISH = "wish"  #: the teacher reads the wishes in its prompt, the student does not
     VERDICT = "verdict"  #: a turn whose reply was rated
+    EXAMPLE = "example"  #: of an uploaded file: the reply itself is the teacher
     ANCHOR = "anchor"  #: no person spoke: the base model is the teacher, behind the same prompt
 
 
@@ -68,6 +69,7 @@ class Sample:
         streams: what it teaches; None until the teacher has been asked.
         weight: of this sample's terms.
         adapter_version: that sampled it.
+        passes: how often it is used; 0: as often as the plan says.
     """
 
     turn_id: str
@@ -82,6 +84,7 @@ class Sample:
     streams: Streams | None = None
     weight: float = 1.0
     adapter_version: int = 0
+    passes: int = 0
 
     def __post_init__(self) -> None:
         if not self.prompt_ids or not self.completion_ids:

@@ -42,6 +42,7 @@ class Due:
         is_asked_for: a person asked to train what waits now.
         quiet_s: seconds since the last main request; 0 while one is in flight.
         since: when its oldest verdict, or the change, came.
+        job_id: of the fine-tuning job that asks for it; it takes no turns.
     """
 
     policy: str
@@ -49,6 +50,12 @@ class Due:
     is_asked_for: bool
     quiet_s: float
     since: float
+    job_id: str | None = None
+
+    @property
+    def is_rebuild(self) -> bool:
+        """Whether it is made without new turns and without a job: attempts of this kind are bounded (`Rebuild`)."""
+        return not self.takes_turns and self.job_id is None
 
 
 @dataclass(slots=True)
@@ -163,9 +170,21 @@ class DueFinder:
         stopped = {*await self._record.paused_policies(), *tried}
         now = time.time()
         activity = await self._record.activity(now)
+        jobs = await self._record.open_tuning_jobs()
         found: list[tuple[float, Due]] = []
-        for policy in policies_of(self._settings.policy, {*waiting, *live}):
+        for policy in policies_of(self._settings.policy, {*waiting, *live, *jobs}):
             if policy in stopped or self._is_pausing(policy):
+                continue
+            if (job := jobs.get(policy)) is not None:
+                due = Due(
+                    policy=policy,
+                    takes_turns=False,
+                    is_asked_for=True,
+                    quiet_s=activity.quiet_s(now),
+                    since=job.created_at,
+                    job_id=job.job_id,
+                )
+                found.append((max(due.since, self.served_at.get(policy, 0.0)), due))
                 continue
             one = waiting.get(policy)
             is_asked_for = (

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from store.lifecycle import DropReason
-from store.values import AdapterVersion, Json, PreviewReply, ScoredTurn, Wish
+from store.values import AdapterVersion, Json, PreviewReply, ScoredTurn, TuningData, Wish
 
 if TYPE_CHECKING:  # the trainer at rest loads no torch
     from torch import Tensor
@@ -156,6 +156,7 @@ class VersionJob:
         recent: values of earlier verdicts, oldest first.
         wishes: the active ones, oldest first.
         passes: times the plan's passes over the samples; see `trainer.due.next_passes`.
+        files: uploaded examples, of the oldest job first.
     """
 
     number: int
@@ -164,6 +165,7 @@ class VersionJob:
     recent: Sequence[int] = ()
     wishes: Sequence[Wish] = ()
     passes: int = 1
+    files: Sequence[TuningData] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,11 @@ def train(
     samples = with_teacher(policy, samples, plan, leave_out)
     whole, old = policy.learning_rate, dict[int, _Old]()
     steps = [
-        step for number in range(plan.passes) for step in spread(samples, plan.step_samples, seed + number)
+        step
+        for number in range(max([plan.passes, *(one.passes for one in samples)]))
+        for step in spread(
+            [one for one in samples if number < (one.passes or plan.passes)], plan.step_samples, seed + number
+        )
     ]
     metrics: dict[str, float] = {}
     norm = loss = 0.0
@@ -185,6 +189,12 @@ def _part_backward(
         for row, sample in enumerate(samples):
             count = len(sample.completion_ids)
             old.setdefault(id(sample), (before[row, :count].clone(), reported[row, :count].clone()))
+    own = [old[id(sample)] for sample in samples]
+    for sample in samples:
+        if sample.kind is SampleKind.EXAMPLE:
+            del old[
+                id(sample)
+            ]  # it was not sampled: what it weighs does not depend on the weights at the start
     base = None
     if plan.objective.kl_coef:
         base, _ = policy.response_logprobs(
@@ -192,8 +202,8 @@ def _part_backward(
         )
     batch = build_batch(
         samples,
-        trainer_logprobs=_grid([old[id(s)][0] for s in samples], mask),
-        reported_logprobs=_grid([old[id(s)][1] for s in samples], mask),
+        trainer_logprobs=_grid([before for before, _ in own], mask),
+        reported_logprobs=_grid([reported for _, reported in own], mask),
         base_logprobs=base,
     )
     if policy.is_wide:

@@ -51,6 +51,7 @@ from trainer.cost import (
     gate_prompts,
     longest_text,
 )
+from trainer.file_samples import FileSamples, read_files
 from trainer.gate import Gate, GateMeasures
 from trainer.plan import StepPlan
 from trainer.policy import LocalPolicy
@@ -238,14 +239,17 @@ class BaseVersionTrainer(ABC, Generic[P]):
         own = list(prepared.samples)
         if wishes.text:
             own += self._teacher_samples(job, wishes, self._plan.samples - len(own))
-        if not own:
+        examples = self._examples(job)
+        if not own and not examples.samples:
             return Outcome(
                 refused=prepared.refused,
                 parent_version=self._parent,
                 merged=reviewed.merged,
                 measures=reviewed.measures or {},
             )
-        samples = weighed([*own, *self._anchors(wishes.text, len(own))]) if wishes.text else own
+        anchors = self._anchors(wishes.text, len(own)) if wishes.text else []
+        own += examples.samples
+        samples = weighed([*own, *anchors]) if wishes.text or examples.samples else own
         prepared_at = time.monotonic()
         self._before = self._policy.snapshot()
         self._left_out.clear()
@@ -258,9 +262,12 @@ class BaseVersionTrainer(ABC, Generic[P]):
                 prepared=prepared,
                 reviewed=reviewed,
                 samples=samples,
-                numbers=self._train(
-                    samples, job.number, replace(self._plan, passes=job.passes * self._plan.passes)
-                ),
+                numbers={
+                    **self._train(
+                        samples, job.number, replace(self._plan, passes=job.passes * self._plan.passes)
+                    ),
+                    **examples.numbers,
+                },
                 started=started,
                 prepared_at=prepared_at,
                 finished=time.monotonic(),
@@ -334,6 +341,10 @@ class BaseVersionTrainer(ABC, Generic[P]):
             for number, ((plain, wished), reply) in enumerate(zip(pairs, replies, strict=True))
             if reply.token_ids and not is_repetitive(reply.token_ids)
         ]
+
+    def _examples(self, job: VersionJob) -> FileSamples:
+        """The samples of uploaded files. Only weights in this process learn them."""
+        return FileSamples()
 
     def _facts_told(self, reviewed: Reviewed) -> float:
         return self._gate.probe.facts_with(join_wishes(reviewed.texts), self.calibration.placement)
@@ -434,6 +445,10 @@ def _reason(job: VersionJob, trained: _Trained) -> str:
     """What a person would call the cause: the wishes that are learnt, and how many of their turns."""
     turns = len({one.turn_id for one in trained.prepared.samples})
     wishes = trained.reviewed.texts
+    examples = sum(one.kind is SampleKind.EXAMPLE for one in trained.samples)
+    if examples and not wishes:
+        files = counted(len({one.file_id for one in job.files}), "uploaded file")
+        return f"{counted(examples, 'example')} of {files}"
     if not wishes:
         return counted(turns, "rated turn")
     newest = " ".join(wishes[-1].split())
@@ -501,7 +516,7 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
     def attempt(self, job: VersionJob) -> Outcome:
         """See `BaseVersionTrainer.attempt`; what it took corrects the next plan."""
         outcome = super().attempt(job)
-        if outcome.written is not None:
+        if outcome.written is not None and not job.files:
             # In processor time: on a machine that is busy with replies a version takes longer, and is no smaller for it.
             effort = replace(self._effort, passes=job.passes * self._effort.passes)
             expected = estimate(self._speed, effort).by_phase
@@ -552,6 +567,9 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
     def _enter(self, phase: str) -> None:
         super()._enter(phase)
         self._entered[phase] = self._policy.clock()
+
+    def _examples(self, job: VersionJob) -> FileSamples:
+        return read_files(self._policy, job.files)
 
     def _scale(self, share: float) -> bool:
         self._policy.scale(share)

@@ -73,7 +73,7 @@ class Watcher:
                 print(f"patina: the trainer cannot read the record: {exc}", file=sys.stderr, flush=True)
                 look_at = now + LOOK_S
             if due is not None:
-                if not due.takes_turns:
+                if due.is_rebuild:
                     self._due.rebuilds[due.policy].begin()
                 if code := await self._work(stop, "--work", json.dumps(self._detail)):
                     return code

@@ -319,18 +319,13 @@ class TrainerWorker:
         claimed: list[ScoredTurn] = []
         self._step_now = report
         try:
-            if due.takes_turns:
-                await self._claim(policy, claimed)
-                await self._leave_deadly(claimed)
-                if not claimed:
-                    return
-            else:
-                self._due.rebuilds[policy].begin()
+            if not await self._take(due, claimed):
+                return
             trainer = self._ready()
             live = trainer.version
             number = await self._record.next_version(policy)
             recent = await self._record.recent_verdicts(policy, _RECENT)
-            job = await self._job(policy, number, claimed, recent)
+            job = await self._job(policy, number, claimed, recent, due.job_id)
             served = await self._record.count_accepted(policy)
             report = replace(report, inputs=self._inputs(job, recent))
             claimed_at, waits = time.time(), self._device.state()
@@ -359,6 +354,7 @@ class TrainerWorker:
             await self._note_wishes(outcome)
             if preview is not None:
                 outcome = replace(outcome, rejected=preview.rejected)
+            report = await self._with_job(due, outcome, report)
             try:
                 await self._settle(claimed, outcome, report, number, live, share, preview)
             except (AliasMoved, ClaimLost) as late:
@@ -369,11 +365,34 @@ class TrainerWorker:
             await self._give_back([turn.turn_id for turn in claimed], report, late)
         except Exception as exc:
             await self._give_back([turn.turn_id for turn in claimed], report, exc)
+            if due.job_id is not None and not isinstance(exc, UpstreamError):
+                await self._record.fail_tuning_job(due.job_id, _sentence(exc), is_final=False)
             raise
         finally:
             self._step_now = None
             renewal.cancel()
             await asyncio.gather(renewal, return_exceptions=True)
+
+    async def _take(self, due: Due, claimed: list[ScoredTurn]) -> bool:
+        """Take what the attempt is for; returns whether there is anything."""
+        if due.job_id is not None:
+            return await self._record.begin_tuning_job(due.job_id)
+        if due.takes_turns:
+            await self._claim(due.policy, claimed)
+            await self._leave_deadly(claimed)
+            return bool(claimed)
+        self._due.rebuilds[due.policy].begin()
+        return True
+
+    async def _with_job(self, due: Due, outcome: Outcome, report: StepReport) -> StepReport:
+        """Return the report with the fine-tuning job that its version ends; a job none of whose examples fits fails here."""
+        if due.job_id is None:
+            return report
+        if outcome.metrics.get("trained_tokens"):
+            return replace(report, metrics={**report.metrics, "tuning_job": due.job_id})
+        why = "no example fits: each is too long, or the chat template has no place for its reply"
+        await self._record.fail_tuning_job(due.job_id, why, is_final=True)
+        return report
 
     async def _preview(self, policy: str, job: VersionJob, outcome: Outcome, live: int) -> Preview | None:
         """Compare a version that the gate admits with the live one on past turns, before it is tried on people."""
@@ -385,9 +404,15 @@ class TrainerWorker:
         return await self._on_thread(lambda: self._ready().preview(job, past, folder))
 
     async def _job(
-        self, policy: str, number: int, claimed: Sequence[ScoredTurn], recent: Sequence[RecentVerdict]
+        self,
+        policy: str,
+        number: int,
+        claimed: Sequence[ScoredTurn],
+        recent: Sequence[RecentVerdict],
+        job_id: str | None = None,
     ) -> VersionJob:
-        """Gather what the version is computed from."""
+        """Gather what the version is computed from; ``job_id``: of the fine-tuning job that asks for it."""
+        files = await self._record.tuning_data(policy, job_id, with_earlier=self._plan.begins_at_base)
         wishes: list[Wish] = []
         served: list[ScoredTurn] = []
         passes = 1
@@ -404,6 +429,7 @@ class TrainerWorker:
             recent=tuple(verdict.value for verdict in recent),
             wishes=tuple(wishes),
             passes=passes,
+            files=tuple(files),
         )
 
     def _inputs(self, job: VersionJob, recent: Sequence[RecentVerdict]) -> StepInputs:
@@ -419,6 +445,9 @@ class TrainerWorker:
                 StepRole.SERVED: ids(job.served),
                 StepRole.STATED: tuple(stated.items()),
                 StepRole.RECENT: tuple((one.turn_id, one.verdict_id) for one in recent),
+                StepRole.FILE: tuple(
+                    (file_id, 0) for file_id in dict.fromkeys(one.file_id for one in job.files)
+                ),
             },
             settings=training_settings(self._settings),
         )

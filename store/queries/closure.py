@@ -1,6 +1,7 @@
 """What belongs to the turns that a person wants forgotten: everything in the record that holds their words or was made from them.
 
 selected        the turns that were named
+files           uploaded training files that were named, or hold the words
 continuations   turns that hold a selected one in their history
 quotes          later turns under the same keys that repeat a line of one
 reactions       kept turns that a removed one reacted to: the reaction, its verdict, its hint and its wish go
@@ -23,6 +24,7 @@ from store.errors import RecordError
 from store.hashing import ROOT
 from store.queries.common import aliases
 from store.queries.lineage import trained_on
+from store.queries.tuning_forget import files_of, keys_with_files
 from store.queries.wishes import answered_with, wishes
 from store.texts import spellings
 from store.values import BASE_VERSION, AdapterState, Closure, Selection
@@ -103,12 +105,15 @@ def find_closure(connection: sa.Connection, selection: Selection, *, with_replie
     selection, selected = _selected(connection, record, selection)
     keys = {record.turns[turn_id].key_name for turn_id in selected}
     if selection.match is not None:
-        keys |= {selection.key_name} if selection.key_name is not None else _keys_with_items(connection)
+        everyone = _keys_with_items(connection) | keys_with_files(connection)
+        keys |= {selection.key_name} if selection.key_name is not None else everyone
     continuations = _continuations(record, selected)
     lines, not_searched = _lines(connection, record, selected, continuations, selection)
     items = _items(connection, record, selection, selected, keys, lines)
     untaught = set(selection.reactions) & record.turns.keys()
-    if not selected and not items and not untaught:
+    files = files_of(connection, selection, keys, pattern_of(lines))
+    keys |= set(files.values())
+    if not selected and not items and not untaught and not files:
         raise RecordError(f"the record has no turn for {selection.describe()}")
     quotes = _quotes(connection, record, selected | continuations, keys, lines)
     quotes |= _continuations(record, quotes) - selected - continuations
@@ -117,7 +122,7 @@ def find_closure(connection: sa.Connection, selection: Selection, *, with_replie
     while True:
         reactions = _reactions(connection, record, gone, keys, lines) | (untaught - gone)
         with_wish = answered_with(connection, gone | reactions)
-        tainted = trained_on(connection, gone | reactions | with_wish)
+        tainted = trained_on(connection, gone | reactions | with_wish | files.keys())
         found = {
             turn.turn_id
             for turn in record.turns.values()
@@ -145,6 +150,7 @@ def find_closure(connection: sa.Connection, selection: Selection, *, with_replie
         lines=tuple(lines),
         keys=frozenset(keys),
         items=items,
+        files=tuple(sorted(files)),
         not_searched=not_searched,
     )
 

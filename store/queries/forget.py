@@ -22,6 +22,7 @@ from store.queries import canary
 from store.queries.alias import move_alias
 from store.queries.closure import find_closure
 from store.queries.common import lock_aliases, moment, move, prompt_ids, read_list
+from store.queries.tuning_forget import delete_files, file_contents, queue_again
 from store.queries.wishes import answered_with, settle_wishes, wishes_stated_in
 from store.values import AdapterState, Closure, Forgotten, Selection, StepRole
 
@@ -74,6 +75,8 @@ def delete(connection: sa.Connection, closure: Closure, *, key: bytes, now: floa
     gone = closure.turns
     batches = _batches(connection, closure)
     fingerprints = _turn_fingerprints(connection, gone, key)
+    for file_id, content in file_contents(connection, closure.files):
+        fingerprints[file_id] = fingerprint(key, content)
     stating = {*gone, *closure.reactions}
     with_wish = sorted(answered_with(connection, stating) - set(gone))
     wishes = wishes_stated_in(connection, stating)
@@ -86,7 +89,10 @@ def delete(connection: sa.Connection, closure: Closure, *, key: bytes, now: floa
     nodes = _delete_unneeded(connection)
     after = set(connection.execute(sa.select(schema.messages.c.hash)).scalars())
     _delete_items(connection, closure.items)
+    delete_files(connection, closure.files)
+    add_forgotten(connection, closure.files, now)
     _retire_versions(connection, closure, now)
+    queue_again(connection, closure.tainted)
     _untrain(connection, batches - {*stating, *with_wish}, now)
     return Forgotten(
         closure=closure,
@@ -183,6 +189,8 @@ def _delete_turns(connection: sa.Connection, gone: Sequence[str], now: float) ->
 def add_forgotten(connection: sa.Connection, turn_ids: Sequence[str], now: float) -> None:
     """Keep the ids of turns that are never recorded or trained again."""
     rows = [{"turn_id": turn_id, "at": now} for turn_id in turn_ids]
+    if not rows:
+        return
     connection.execute(insert_ignore(connection.dialect.name, schema.forgotten_turns), rows)
 
 
@@ -298,6 +306,9 @@ def found_again(
     """
     wrong = []
     for ids in _chunks(sorted(turn_ids)):
+        f = schema.training_files.c
+        files = connection.execute(sa.select(f.file_id).where(f.file_id.in_(ids))).scalars()
+        wrong += [f"training file {file_id} is there again" for file_id in files]
         for table in (*_ABOUT_TURNS, schema.step_turns, schema.turns):
             rows = connection.execute(sa.select(table.c.turn_id).where(table.c.turn_id.in_(ids)).distinct())
             wrong += [f"turn {turn_id} is in {table.name} again" for turn_id in rows.scalars()]

@@ -209,7 +209,7 @@ def delete_again(
     except RecordError:
         return None
     delete(connection, closure, key=b"", now=time.time())
-    return closure if closure.turns or closure.tainted else None
+    return closure if closure.turns or closure.files or closure.tainted else None
 
 
 def _known_by_texts(connection: sa.Connection) -> dict[str, float]:

@@ -14,7 +14,7 @@ from store.errors import AliasMoved, ClaimLost, MadeOfForgotten
 from store.hashing import exact_json
 from store.heartbeats import SILENT_S
 from store.lifecycle import DropReason, Event, Stage
-from store.queries import canary
+from store.queries import canary, tuning
 from store.queries.alias import move_alias
 from store.queries.common import adapter as find_adapter
 from store.queries.common import (
@@ -523,6 +523,7 @@ def _verdict(turn_id: str, row: sa.Row[Any] | None, at: float) -> Verdict:
 
 
 def _insert_adapter(connection: sa.Connection, adapter: AdapterVersion) -> None:
+    tuning.settle(connection, adapter)
     connection.execute(
         sa.insert(schema.adapters).values(
             policy=adapter.policy,

@@ -42,6 +42,7 @@ from tests.waiting import until
 
 #: Tables without rows of one key: of processes, and of a GPU that two of them share.
 _OF_NO_KEY = {"heartbeats", "gpu_leases", "journal_offsets", "forgotten_turns"}
+LINE = b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
 SENTENCE = "My sister's number is 0151 23456789, keep it to yourself."
 
 #: What differs in any two runs: ids, random tokens, times. Each id becomes its place among those of the answer.
@@ -143,7 +144,15 @@ def live(home: Home, who: str, *, words: Sequence[str] = ("Where is Oslo?",)) ->
     post("/v1/lora/init", lora_id=f"{who}/assistant")
     batch = {"lora_id": f"{who}/assistant", "response_id": first.json()["id"], "feedback": "Shorter."}
     request = post("/v1/feedback", requests=[batch]).json()["request_id"]
+    file = home.http.post(
+        f"{home.gateway.url}/v1/files",
+        headers={"authorization": f"Bearer {home.keys[who]}"},
+        data={"purpose": "fine-tune"},
+        files={"file": ("own.jsonl", LINE)},
+    ).json()["id"]
     policy = "tiny" if who == "default" else f"tiny.{who}"
+    if who != "default":
+        post("/v1/fine_tuning/jobs", model="tiny", training_file=file)
     home.gateway.in_record(lambda record: _train(record, policy, home.folder))
     home.wait_live(who)
     post(f"/v1/chat/completions/{first.json()['id']}", metadata={"note": who})
@@ -151,7 +160,7 @@ def live(home: Home, who: str, *, words: Sequence[str] = ("Where is Oslo?",)) ->
     session = home.gateway.in_record(lambda record: record.story(turn))["session_id"]
     return {
         "turn": turn, "completion": completion, "response": response, "message": message, "conversation": conversation, "item": item,
-        "request": request, "policy": policy, "job": f"ftjob-{policy}", "session": session, "lora": f"{who}/assistant",
+        "request": request, "policy": policy, "job": f"ftjob-{policy}", "session": session, "lora": f"{who}/assistant", "file": file,
     }  # fmt: skip
 
 
@@ -227,6 +236,7 @@ def gateway_probes(ids: Sequence[dict[str, str]]) -> list[Probe]:
 _TAKES = {
     "/v1/chat/completions/*": (("completion", "turn"), ("", "/messages")),
     "/v1/fine_tuning/jobs*": (("job",), ("", "/events", "/checkpoints", "/pause", "/resume", "/rollback")),
+    "/v1/files*": (("file",), ("", "/content")),
     "/v1/responses/*": (("response", "turn"), ("", "/input_items")),
     "/v1/conversations*": (("conversation",), ("", "/items", "/items/<item>")),
     "/v1/lora*": (("lora", "policy"), ("",)),
@@ -239,13 +249,13 @@ def _body(own: dict[str, str]) -> dict[str, Any]:
     return {
         "model": own["policy"], "messages": [{"role": "user", "content": "Where is Oslo?"}], "input": "Where is Oslo?", "max_tokens": 9,
         "prompt": "Where is Oslo?", "completion": "In Norway.", "lora_id": own["policy"], "turn_id": own["turn"], "text": f"As {own['turn']}.",
-        "scripted": {"text": "In Norway."}, "conversation": own["conversation"], "metadata": {"a": "b"},
+        "scripted": {"text": "In Norway."}, "conversation": own["conversation"], "training_file": own["file"], "metadata": {"a": "b"},
     }  # fmt: skip
 
 
 UNKNOWN = {
     "turn": "turn_0123456789abcdef", "completion": "chatcmpl-0", "response": "resp_0", "message": "msg_0", "conversation": "conv_0", "item": "msg_0",
-    "request": "req_0", "policy": "tiny.unknown", "job": "ftjob-tiny.unknown", "session": "unknown", "lora": "unknown/assistant",
+    "request": "req_0", "policy": "tiny.unknown", "job": "ftjob-tiny.unknown", "session": "unknown", "lora": "unknown/assistant", "file": "file-unknown",
 }  # fmt: skip
 
 

@@ -373,6 +373,7 @@ def test_every_route_shows_a_key_only_what_is_its_own(people: People, tmp_path: 
             assert seen.status == status
     _check_stored(people)
     checked["/v1/chat/completions/*"] = checked["/v1/fine_tuning/jobs*"] = None
+    checked["/v1/files*"] = None
     foreign = b'{"model": "tiny.ann@1", "max_tokens": 5, "messages": [{"role": "user", "content": "a"}], "input": "a", "completion": "b"}'
     for target in _MODEL_TARGETS:
         assert ask(people.gateway.url, bearer(people.keys["bob"]), target=target, body=foreign).status == 404
@@ -401,6 +402,17 @@ def _check_stored(people: People) -> None:
         target = "/v1/fine_tuning/jobs/ftjob-tiny.ann/events"
         seen = ask(people.gateway.url, bearer(people.keys[name]), method="GET", target=target, body=b"")
         assert seen.status == status
+    line = b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
+    file = people.client("ann").files.create(file=("a.jsonl", line), purpose="fine-tune")
+    job = people.client("ann").fine_tuning.jobs.create(model="tiny", training_file=file.id)
+    for name, status in (("bob", 404), ("eve", 404), ("boss", 404), ("ann", 200)):
+        for target in (
+            f"/v1/files/{file.id}",
+            f"/v1/files/{file.id}/content",
+            f"/v1/fine_tuning/jobs/{job.id}",
+        ):
+            seen = ask(people.gateway.url, bearer(people.keys[name]), method="GET", target=target, body=b"")
+            assert seen.status == status
 
 
 @pytest.mark.parametrize("target", ["/v1/embeddings", "/v1/responses", "/v1/messages"])

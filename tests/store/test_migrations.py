@@ -132,6 +132,7 @@ UNDO = {
     "0037": ("ALTER TABLE turns DROP COLUMN drawn",),
     "0038": ("DROP TABLE forget_jobs",),
     "0039": ("DROP TABLE preview_replies",),
+    "0040": ("DROP TABLE tuning_jobs", "DROP TABLE training_files"),
 }
 
 

@@ -119,7 +119,7 @@ def test_a_version_of_wishes_says_what_it_was_made_of(tmp_path: Path, reviewed: 
     assert outcome.used == ("stated", "served-1", "served-2")
     assert outcome.reason == f'"{WORDS}", from 3 turns'
     metrics = outcome.metrics
-    assert (metrics["turns"], metrics["samples"]) == (3, {"wish": 4, "verdict": 0, "anchor": 2})
+    assert (metrics["turns"], metrics["samples"]) == (3, {"wish": 4, "verdict": 0, "example": 0, "anchor": 2})
     assert metrics["wishes"] == [
         {"wish_id": 1, "base": 0.1, "told": 0.9, "weights": 0.85, "replies": 12, "retired": True}
     ]

@@ -483,7 +483,7 @@ async def test_the_folder_tells_what_the_step_measured(bench: Bench) -> None:
     (adapter,) = await bench.record.adapters(POLICY)
     metrics = json.loads((Path(adapter.path) / "patina" / "metrics.json").read_text())
     assert metrics["turns"] == 2
-    assert metrics["samples"] == {"wish": 0, "verdict": 2, "anchor": 0}
+    assert metrics["samples"] == {"wish": 0, "verdict": 2, "example": 0, "anchor": 0}
     assert {"loss", "kl_step", "kl_base", "gradient_norm", "train_s", "gate", "settings"} <= metrics.keys()
 
 

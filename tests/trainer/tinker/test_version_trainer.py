@@ -328,7 +328,7 @@ def test_a_version_learns_wishes_from_the_base_model_whatever_came_before(
     trainer = opened(server, **given)
     job = wish_job(trainer, 1, "a", "b")
     alone = trainer.attempt(job)
-    kinds = {"wish": 3, "anchor": 2, "verdict": 0}
+    kinds = {"wish": 3, "anchor": 2, "verdict": 0, "example": 0}
     assert alone.metrics["samples"] == kinds  # two of the turns, one of the teacher
     assert (alone.refused, alone.used, alone.parent_version) == ({}, ("a", "b"), 0)
     (row,) = alone.metrics["wishes"]

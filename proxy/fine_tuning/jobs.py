@@ -1,17 +1,18 @@
-"""Training as OpenAI's API shows fine-tuning: one open job for each policy. Its checkpoints are the policy's versions, its events what the gate
-decided about them. A job is paused and resumed; jobs are not created, because every policy has one."""
+"""``/v1/fine_tuning/jobs``: the jobs that clients create (`proxy.fine_tuning.created_jobs`), and one open job for each policy, which trains on
+what is recorded. Its checkpoints are the policy's versions, its events what the gate decided about them; it is paused and resumed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from starlette.types import Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from proxy.adapters import Alias, ServedPolicy
 from proxy.answers import answering_errors
-from proxy.asgi import send_json
+from proxy.asgi import read_json, send_json
 from proxy.auth import Principal
+from proxy.fine_tuning.created_jobs import answer_job, create_job, find_job, shown_job
 from proxy.item_pages import page, read_query
 from store.errors import RecordError
 from store.record import Record
@@ -25,11 +26,11 @@ from store.values import (
     adapter_name,
     numbers_of,
 )
-from wire.api_translation import Untranslatable
+from wire.api_translation import Untranslatable, read_object
 
 PREFIX = "/v1/fine_tuning/jobs"
 _JOB = "ftjob-"
-_NO_CREATION = "Every policy has one open job, which trains on what is recorded: jobs are not created or cancelled. Pause it instead."
+_STAYS_OPEN = "This job trains its policy on what is recorded, and stays open. Pause it instead."
 
 
 class FineTuningJobs:
@@ -38,17 +39,34 @@ class FineTuningJobs:
     Args:
         shared_policy: paused and resumed by owners only.
         created_at: time of a job whose policy has no version yet.
+        refusal: why no jobs are created here; "": they are.
     """
 
-    def __init__(self, record: RecordHandle, alias: Alias, shared_policy: str, *, created_at: float) -> None:
+    def __init__(
+        self, record: RecordHandle, alias: Alias, shared_policy: str, *, created_at: float, refusal: str
+    ) -> None:
+        self._refusal = refusal
         self._record = record
         self._alias = alias
         self._shared_policy = shared_policy
         self._created_at = created_at
 
-    async def __call__(self, scope: Scope, send: Send, *, principal: Principal, path: str) -> None:
+    async def __call__(
+        self, scope: Scope, receive: Receive, send: Send, *, principal: Principal, path: str
+    ) -> None:
         job_id, _, action = path.removeprefix(PREFIX).removeprefix("/").partition("/")
         async with answering_errors(send, "training could not be read or changed"):
+            if (scope["method"], job_id) == ("POST", ""):
+                answer = await create_job(
+                    await self._record.get(),
+                    read_object(await read_json(receive, scope["headers"])),
+                    principal=principal,
+                    alias=self._alias,
+                    shared_policy=self._shared_policy,
+                    refusal=self._refusal,
+                )
+                await send_json(send, 200, answer)
+                return
             answer = await self._answer(
                 scope["method"], job_id, action, read_query(scope.get("query_string") or b""), principal
             )
@@ -61,12 +79,17 @@ class FineTuningJobs:
             f"{_JOB}{one.policy}": one
             for one in self._alias.served(group=principal.adapter, is_owner=principal.is_owner)
         }
-        if (method, job_id) == ("POST", "") or action == "cancel":
-            raise Untranslatable(_NO_CREATION, status=400)
         record = await self._record.get()
         if not job_id:
-            return page([await self._job(record, one) for one in served.values()][::-1], options)
+            if method != "GET":
+                raise Untranslatable("Jobs are created with POST and listed with GET.", status=405)
+            created = [await shown_job(record, one) for one in await record.tuning_jobs(principal.key_name)]
+            return page([*created, *[await self._job(record, one) for one in served.values()][::-1]], options)
+        if (job := await find_job(record, principal.key_name, job_id)) is not None:
+            return await answer_job(record, job, method, action, options)
         one = served.get(job_id)
+        if one is not None and action == "cancel":
+            raise Untranslatable(_STAYS_OPEN)
         if one is None or (method, action) not in _ACTIONS:
             raise Untranslatable(f"Fine-tuning job '{job_id}' not found.", status=404, code="not_found")
         if action == "events":
