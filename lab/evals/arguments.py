@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cli.extensions import AddCommand
-from store.settings import Settings
+from store.errors import ConfigError
+from store.learning import LearningConfig
+from store.settings import Settings, read_settings
+
+#: Names in CLaaS's command.
+_OTHER_NAMES = {
+    "num_steps": "interactions",
+    "base_model": "model_name",
+    "output_dir": "output",
+    "mode": "backend",
+}
 
 
 def add_eval(command: AddCommand) -> None:
@@ -23,15 +34,52 @@ def add_eval(command: AddCommand) -> None:
 def _run(settings: Settings, given: Mapping[str, Any], arguments: argparse.Namespace) -> int:
     from lab.evals.command import run_eval
 
+    if found := read_overrides(arguments):
+        given = {**given, **found}
+        settings = read_settings(given)
     return run_eval(settings, given, arguments)
+
+
+def read_overrides(arguments: argparse.Namespace) -> dict[str, str]:
+    """Take ``name=value`` from the words, as CLaaS's command takes them: options of this command are set, settings are returned.
+
+    Raises:
+        ConfigError: no option or setting has this name, or it takes another value.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for add in (_add_eval_runs, _add_eval_measurements, _add_eval_operation):
+        add(parser)
+    options = {action.dest: action for action in parser._actions if action.option_strings}
+    words, settings = [], {}
+    for word in arguments.action:
+        name, equals, value = word.partition("=")
+        if not equals:
+            words.append(word)
+            continue
+        name = _OTHER_NAMES.get(name, name.replace("-", "_"))
+        listed = value.strip("[]").split(",") if value.startswith("[") else [value]
+        if (option := options.get(name)) is not None and option.nargs != 0:
+            values = listed if option.nargs == "+" else [",".join(listed)]
+            try:
+                parser.parse_args([option.option_strings[0], *(one.strip() for one in values)], arguments)
+            except argparse.ArgumentError as exc:
+                raise ConfigError(f"{word}: {exc.message}") from exc
+        elif name in {*Settings.model_fields, *LearningConfig.model_fields}:
+            settings[name] = value
+        else:
+            near = difflib.get_close_matches(name, [*options, *Settings.model_fields], 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"{word}: run.py eval has no option or setting {name}{hint}")
+    arguments.action = words
+    return settings
 
 
 def _add_eval_runs(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument(
         "action",
         nargs="*",
-        metavar="compare A B | report FOLDER",
-        help="compare two folders of runs, or write a report again",
+        metavar="compare A B | report FOLDER | NAME=VALUE",
+        help="compare two folders of runs, or write a report again; options and settings as NAME=VALUE: 'preferences=[concise]' num_steps=20",
     )
     evaluate.add_argument("--base-url", help="a running Patina; default: own ones in fresh folders")
     evaluate.add_argument(
