@@ -53,6 +53,23 @@ class SampleKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyPreference:
+    """What a reply of a preference is compared with (DPO).
+
+    Attributes:
+        sign: +1: this reply is the better one; -1: the worse.
+        other_ids: [C'] the other reply.
+        beta: how far a preference may lead from the base model: the smaller, the farther.
+        base_gap: log p(this reply) - log p(the other) under the base model, nats of whole replies.
+    """
+
+    sign: int
+    other_ids: tuple[int, ...]
+    beta: float
+    base_gap: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One completion to learn from.
 
@@ -70,6 +87,7 @@ class Sample:
         weight: of this sample's terms.
         adapter_version: that sampled it.
         passes: how often it is used; 0: as often as the plan says.
+        preference: the other reply to the same prompt; None: it is no preference.
     """
 
     turn_id: str
@@ -85,6 +103,7 @@ class Sample:
     weight: float = 1.0
     adapter_version: int = 0
     passes: int = 0
+    preference: ReplyPreference | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt_ids or not self.completion_ids:

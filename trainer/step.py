@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from store.lifecycle import DropReason
-from trainer.advantages import token_streams
+from trainer.advantages import Streams, token_streams
 from trainer.batch import Sample, SampleKind, build_batch, micro_batches, spread
+from trainer.losses import MAX_LOG_RATIO
 from trainer.objective import compute_loss
 from trainer.out_of_memory import DoesNotFit, attempt
 from trainer.plan import StepPlan
@@ -76,7 +77,7 @@ def train(
             found = None
             while part and found is None:
                 try:
-                    found = _backward(policy, part, plan, old)
+                    found = _backward(policy, weigh_preferences(policy, part), plan, old)
                 except DoesNotFit as error:
                     policy.drop_gradients()  # of the samples before, whose means counted this one
                     sample = part.pop(error.index)
@@ -93,6 +94,40 @@ def train(
     if not taken:
         raise DoesNotFit(0, "no sample fits the memory")
     return {**metrics, "gradient_norm": norm, "optimizer_steps": float(taken), "loss_after": loss}
+
+
+def weigh_preferences(policy: LocalPolicy, samples: Sequence[Sample]) -> list[Sample]:
+    """The samples; those of preferences with the gradient of DPO at the present weights as advantages.
+
+    ``-log sigmoid(z)``, ``z = beta (gap - base_gap)`` of the better reply, has the gradient ``-beta sigmoid(-z) grad log p`` of the better reply
+    and the opposite of the worse. The weight undoes the mean over tokens, and makes a pair count as one sample.
+    Source: Rafailov et al. 2023, eq. 7.
+    """
+    found = []
+    for sample in samples:
+        pair = sample.preference
+        if pair is not None:
+            own, other = whole_logprobs(policy, sample.prompt_ids, (sample.completion_ids, pair.other_ids))
+            z = pair.beta * pair.sign * (own - other - pair.base_gap)
+            advantage = pair.sign * pair.beta / (1.0 + math.exp(min(z, MAX_LOG_RATIO)))
+            count = len(sample.completion_ids)
+            streams = Streams(
+                advantages=(advantage,) * count, advantage_mask=(True,) * count, directive_weight=0.0
+            )
+            sample = replace(sample, streams=streams, weight=2.0 * count)
+        found.append(sample)
+    return found
+
+
+def whole_logprobs(
+    policy: LocalPolicy,
+    prompt: Sequence[int],
+    replies: Sequence[Sequence[int]],
+    weights: Weights = Weights.STUDENT,
+) -> list[float]:
+    """The log-probability of each whole reply behind a prompt, in nats."""
+    logprobs, _ = policy.response_logprobs([prompt] * len(replies), replies, weights)
+    return [float(row[: len(reply)].sum()) for row, reply in zip(logprobs, replies, strict=True)]
 
 
 def with_teacher(

@@ -121,8 +121,8 @@ def _method(body: Json) -> tuple[TuningMethod, Mapping[str, Any]]:
     """Return the method of a request and its hyperparameters."""
     given: Any = body.get("method") or {"type": "supervised"}
     kind = given.get("type") if isinstance(given, dict) else None
-    if kind != "supervised":
-        raise Untranslatable("method.type is 'supervised'.", param="method")
+    if kind not in ("supervised", "dpo"):
+        raise Untranslatable("method.type is 'supervised' or 'dpo'.", param="method")
     own = given.get(kind) or {}
     options = (
         (own.get("hyperparameters") if isinstance(own, dict) else None) or body.get("hyperparameters") or {}

@@ -131,3 +131,32 @@ def test_a_file_that_spoils_the_model_fails_at_the_gate_and_the_event_says_why(s
     assert "facts" in failed.error.message
     (newest, *_) = api.fine_tuning.jobs.list_events(job.id)
     assert (newest.level, newest.message) == ("error", f"The job failed: {failed.error.message}")
+
+
+def test_preferences_become_a_version_too(stack: Stack) -> None:
+    api = client(stack)
+    lines = [
+        {
+            "input": {"messages": [{"role": "user", "content": f"Which shelf holds the {thing}?"}]},
+            "preferred_output": [{"role": "assistant", "content": REPLY}],
+            "non_preferred_output": [{"role": "assistant", "content": "I do not know!"}],
+        }
+        for thing in THINGS
+    ]
+    content = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    file = api.files.create(file=("preferences.jsonl", content), purpose="fine-tune")
+    with pytest.raises(openai.BadRequestError, match="is for the method dpo"):
+        api.fine_tuning.jobs.create(model=MODEL, training_file=file.id)
+    job = api.fine_tuning.jobs.create(
+        model=MODEL,
+        training_file=file.id,
+        method={"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.2, "n_epochs": 2}}},
+    )
+    assert ended(api, job.id) == "succeeded", api.fine_tuning.jobs.retrieve(job.id)
+    done = api.fine_tuning.jobs.retrieve(job.id)
+    assert done.method is not None
+    assert done.method.dpo is not None
+    assert done.method.dpo.hyperparameters is not None
+    assert (done.method.type, done.method.dpo.hyperparameters.beta) == ("dpo", 0.2)
+    assert done.trained_tokens
+    assert answer(api, str(done.fine_tuned_model))

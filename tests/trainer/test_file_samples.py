@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,7 +16,7 @@ from trainer.batch import Sample, SampleKind
 from trainer.file_samples import read_files
 from trainer.plan import StepPlan
 from trainer.policy import LocalPolicy
-from trainer.step import _part_backward, train
+from trainer.step import _part_backward, train, weigh_preferences
 
 PLAN = replace(StepPlan.of(read_settings({})), passes=1)
 
@@ -79,3 +81,62 @@ def test_every_example_is_used_as_often_as_its_job_says(policy: LocalPolicy) -> 
     metrics = train(policy, samples, PLAN)
     assert metrics["optimizer_steps"] == 6.0  # 16 examples, 8 a step, 3 times
     assert metrics["loss_after"] < metrics["loss"]
+
+
+def preferences(beta: float) -> TuningData:
+    hi = [{"role": "user", "content": "hi"}]
+    rows = [
+        {
+            "input": {"messages": hi},
+            "preferred_output": [{"role": "assistant", "content": better}],
+            "non_preferred_output": [{"role": "assistant", "content": worse}],
+        }
+        for better, worse in (("good", "no way at all"), ("a much longer reply", "bad"))
+    ]
+    content = "\n".join(map(json.dumps, rows))
+    return TuningData(job_id="j", file_id="file-d", method="dpo", epochs=4, beta=beta, content=content)
+
+
+def dpo(policy: LocalPolicy, samples: Sequence[Sample], beta: float) -> torch.Tensor:
+    """The loss of DPO by torch alone: mean over pairs."""
+
+    def whole(one: Sample) -> torch.Tensor:
+        logits, _ = policy.response_logits([one.prompt_ids], [one.completion_ids])
+        return -torch.nn.functional.cross_entropy(
+            logits[0].float(), torch.tensor(one.completion_ids), reduction="sum"
+        )
+
+    losses = []
+    for better, worse in zip(samples[::2], samples[1::2], strict=True):
+        assert better.preference is not None
+        z = beta * (whole(better) - whole(worse) - better.preference.base_gap)
+        losses.append(-torch.nn.functional.logsigmoid(z))
+    return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("beta", [0.1, 0.5])
+def test_the_gradient_of_preferences_is_that_of_dpo_also_after_a_step(
+    policy: LocalPolicy, beta: float
+) -> None:
+    samples = list(read_files(policy, [preferences(beta)]).samples)
+    assert [one.preference.sign for one in samples if one.preference] == [1, -1, 1, -1]
+    losses = []
+    for _ in range(2):
+        _part_backward(policy, weigh_preferences(policy, samples), PLAN, 4.0, {})
+        ours = gradients(policy)
+        policy.drop_gradients()
+        expected = dpo(policy, samples, beta)
+        losses.append(expected.item())
+        policy.accumulate(expected)
+        for mine, theirs in zip(ours, gradients(policy), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=2e-3, atol=1e-5)
+        policy.apply_gradients()
+    assert losses[0] == pytest.approx(math.log(2.0), abs=1e-4)  # the adapter changes nothing yet
+    assert losses[1] < losses[0]
+
+
+def test_a_few_passes_prefer_what_the_file_prefers(policy: LocalPolicy) -> None:
+    samples = list(read_files(policy, [preferences(0.1)]).samples)
+    before = dpo(policy, samples, 0.1).item()
+    train(policy, samples, PLAN)
+    assert dpo(policy, samples, 0.1).item() < before - 0.05
