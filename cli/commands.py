@@ -36,6 +36,7 @@ from store.errors import AdapterError, ConfigError, RecordError
 from store.heartbeats import SILENT_S, is_running
 from store.integrity import check_adapter, readmit_version
 from store.lifecycle import DropReason, Stage
+from store.manifest import is_signed
 from store.policies import group_of, policies_of
 from store.processes import is_alive
 from store.record import Record
@@ -58,6 +59,7 @@ from store.values import (
 )
 from store.version import COMMAND
 from store.version_folders import KEPT, folder_of, leftovers
+from store.version_signature import check_signature
 from store.wish_states import learnt_rows
 
 #: In fewer columns `versions` leaves out what a person asks for least, so that the reasons can be read.
@@ -654,7 +656,7 @@ async def _verify(record: Record, settings: Settings, arguments: argparse.Namesp
 
         return await verify_receipt(record, settings, arguments.receipt)
     wrong = await record.verify()
-    adapters, without = await check_versions(record, settings)
+    adapters, without, unsigned = await check_versions(record, settings)
     wrong += adapters
     for line in wrong:
         print(line)
@@ -662,6 +664,8 @@ async def _verify(record: Record, settings: Settings, arguments: argparse.Namesp
         print(
             f"without a manifest, made by an earlier Patina, checked by their content hash: {', '.join(without)}"
         )
+    if unsigned:
+        print(f"without a signature for others, made by an earlier Patina: {', '.join(unsigned)}")
     status = await record.status()
     print(
         f"{counted(status.turns, 'turn')} checked: "
@@ -670,12 +674,12 @@ async def _verify(record: Record, settings: Settings, arguments: argparse.Namesp
     return 1 if wrong else 0
 
 
-async def check_versions(record: Record, settings: Settings) -> tuple[list[str], list[str]]:
-    """Check the files of all versions; returns what is wrong, and the names of the versions that have no manifest.
+async def check_versions(record: Record, settings: Settings) -> tuple[list[str], list[str], list[str]]:
+    """Check the files of all versions; returns what is wrong, and the names of the versions that have no manifest, and no signature.
 
     Wrong is what should be there and is not as it was published, and what should be gone and is there.
     """
-    wrong, without = [], []
+    wrong, without, unsigned = [], [], []
     model = await asyncio.to_thread(digest_served_model, settings.model_path)
     versions, beat = await record.adapters(), await record.beat_of("trainer")
     for adapter in [one for one in versions if one.state in KEPT]:
@@ -685,13 +689,17 @@ async def check_versions(record: Record, settings: Settings) -> tuple[list[str],
         try:
             if not await asyncio.to_thread(check_adapter, place, own):
                 without.append(adapter.name)
-        except AdapterError as exc:
+            if is_signed(Path(place.path)):
+                await asyncio.to_thread(check_signature, Path(place.path), settings.home)
+            else:
+                unsigned.append(adapter.name)
+        except (AdapterError, ConfigError) as exc:
             wrong.append(f"{adapter.name}: {exc}")
     current = beat.detail if beat is not None and time.time() - beat.at < SILENT_S else {}
     before = current.get("step_started_at", float("inf"))
     for folder in leftovers(settings.adapters_folder, versions, before=before):
         wrong.append(f"{folder} is of no version that the record keeps")
-    return wrong, without
+    return wrong, without, unsigned
 
 
 COMMANDS: dict[str, Command] = {

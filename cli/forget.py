@@ -17,6 +17,7 @@ from store.errors import ConfigError
 from store.receipts import read_receipt, receipt_key, receipt_path
 from store.record import Record
 from store.settings import Settings
+from store.signing import read_signing_key
 from store.texts import counted
 from store.values import AdapterState, ForgetJob, ForgetStage, Json, Selection
 from store.version import COMMAND
@@ -75,9 +76,9 @@ async def _forget(settings: Settings, arguments: argparse.Namespace, selection: 
             preview = {**closure.to_json(), "live": dict(closure.live)}
             _print(preview, _closure_lines(preview), arguments.json)
             return 0
-        receipt_key(
-            settings.home
-        )  # before anything is asked: it cannot be made where the home cannot be written
+        # Before anything is asked: they cannot be made where the home cannot be written.
+        receipt_key(settings.home)
+        read_signing_key(settings.home)
         known = await _known(record, selection)
         if known is None:
             # Later "last" and the end of an id may name another turn.
@@ -126,7 +127,7 @@ def _show(settings: Settings, job: ForgetJob, as_json: bool) -> int:
             {"id": job.job_id, **job.detail}, [f"nothing is left to forget: {job.detail['nothing']}"], as_json
         )
         return 0
-    receipt = read_receipt(path, receipt_key(settings.home))
+    receipt = read_receipt(settings.home, path)
     lines = [*_closure_lines(receipt), *_outcome_lines(receipt), f"Receipt: {path}"]
     _print(receipt, lines, as_json)
     return 0 if receipt["complete"] else 1
@@ -192,8 +193,8 @@ async def verify_receipt(record: Record, settings: Settings, path: Path) -> int:
     Raises:
         ConfigError: the signature is wrong, or it is no receipt.
     """
+    receipt = read_receipt(settings.home, path)
     key = receipt_key(settings.home, makes_one=False)
-    receipt = read_receipt(path, key)
     wrong = await record.found_again([*receipt["turns"]], receipt["messages"], key)
     for one in version_folders(settings.adapters_folder):
         if one.version in receipt["tainted"].get(one.policy, ()):

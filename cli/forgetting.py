@@ -34,6 +34,7 @@ from cli.home_files import (
 )
 from cli.processes import run_process
 from store.catch_up import is_recorder_silent, read_recorder_state
+from store.disk import write_whole
 from store.errors import ConfigError, PatinaError, RecordError
 from store.heartbeats import is_running
 from store.journal import request_rotation
@@ -41,7 +42,9 @@ from store.policies import policies_of
 from store.receipts import receipt_key, sign, write_receipt
 from store.record import Record
 from store.settings import Settings
+from store.signing import read_signing_key
 from store.texts import counted
+from store.turn_tree import prove_removal, turn_digest
 from store.values import ForgetJob, ForgetStage, Json, gateway_name
 from store.version_folders import leftovers, version_folders
 from trainer.removal import remove_folders
@@ -77,7 +80,9 @@ class Forgetter:
             async with _only_one(self._settings.home) as is_ours:
                 for job in await self._record.open_forget_jobs() if is_ours else ():
                     await self.advance(job)
-            left = [one.job_id for one in await self._record.open_forget_jobs()]
+                left = [one.job_id for one in await self._record.open_forget_jobs()]
+                if is_ours:
+                    self._remove_lists_but({self._list_of(one) for one in left})
             if not left or (job_id is not None and job_id not in left):
                 return True
             if time.monotonic() > deadline:
@@ -108,7 +113,19 @@ class Forgetter:
                     await self._record.change_forget_job(job.job_id, stage=job.stage, waits=why)
 
     async def _delete(self, job: ForgetJob) -> None:
-        await self._record.delete_asked(job.job_id, key=receipt_key(self._settings.home))
+        def note(turn_ids: Sequence[str]) -> None:
+            # Digests, so that the file names no forgotten turn. Its trees are computed after the transaction.
+            write_whole(self._list_of(job.job_id), b"".join(map(turn_digest, turn_ids)))
+
+        await self._record.delete_asked(job.job_id, key=receipt_key(self._settings.home), note_turns=note)
+
+    def _list_of(self, job_id: str) -> Path:
+        """Return where the digests of all turns before a job's deletion lie while the job is open."""
+        return self._settings.home / "run" / f"forget-{job_id}.turns"
+
+    def _remove_lists_but(self, needed: set[Path]) -> None:
+        for path in set(self._list_of("").parent.glob("*forget-*.turns*")) - needed:
+            path.unlink(missing_ok=True)
 
     async def _remove_versions(self, job: ForgetJob) -> None:
         """Remove the folders of tainted versions, and those that the record does not have.
@@ -202,6 +219,12 @@ class Forgetter:
         await self._record.scrub()
         is_file = self._settings.database_url.startswith("sqlite")
         found: Json = job.detail["receipt"]
+        turns = self._list_of(job.job_id)
+        proof = (
+            await asyncio.to_thread(lambda: prove_removal(turns.read_bytes(), found["turns"]))
+            if turns.exists()
+            else None  # the deletion was by an earlier Patina, or the folder `run` was removed or is of another home
+        )
         receipt = {
             "id": job.job_id,
             "at": job.deleted_at,
@@ -211,8 +234,9 @@ class Forgetter:
             if is_file
             else "deleted and VACUUM FULL; backups and the archived log of the server are its owner's",
             "complete": not found["remaining"],
+            "proof": proof,
         }
-        write_receipt(self._settings.home, sign(receipt, receipt_key(self._settings.home)))
+        write_receipt(self._settings.home, sign(receipt, read_signing_key(self._settings.home)))
         left = {
             "complete": receipt["complete"],
             "remaining": found["remaining"],

@@ -9,9 +9,11 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from store.errors import ConfigError
+from store.manifest import SIGNATURE
 from store.receipts import FOLDER as RECEIPTS
 from store.record_lines import drop_torn_line, hold_lines, line_files
 from store.settings import Settings
+from store.signing import PRIVATE_FILE, PUBLIC_FILE
 from store.texts import spellings
 from store.values import Json
 
@@ -20,6 +22,8 @@ EXPORTS_FILE = "exports.json"
 #: In the home: backups that were made of it and other copies that a forget only names, as JSON.
 BACKUPS_FILE = "backups.json"
 _CHUNK = 4 << 20
+#: Files of random letters, in which a short word may occur by chance.
+_NO_TEXT = frozenset({PRIVATE_FILE, PUBLIC_FILE, SIGNATURE})
 #: Copies of the record or of the journal, relative to the home.
 _COPIES = (
     "*.damaged-*",
@@ -85,7 +89,7 @@ def files_holding(
     return [
         str(path)
         for path in _files(home, {RECEIPTS, *folders})
-        if not path.name.startswith(tuple(skip)) and holds(path, pattern)
+        if not path.name.startswith(tuple(skip)) and path.name not in _NO_TEXT and holds(path, pattern)
     ]
 
 

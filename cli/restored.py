@@ -16,6 +16,7 @@ from store.older_copy import delete_forgotten
 from store.receipts import FOLDER as RECEIPTS
 from store.receipts import KEY_FILE
 from store.settings import Settings
+from store.signing import PRIVATE_FILE, PUBLIC_FILE
 from store.texts import counted
 from store.values import adapter_name
 from store.version_folders import leftovers
@@ -92,13 +93,13 @@ def _receipts(home: Path) -> list[dict[str, Any]]:
 
 
 def _keep_receipts(home: Path, unpacked: Path) -> None:
-    """Let the present home's receipts stand, with their key."""
-    if not (home / KEY_FILE).exists():
-        return
-    own = (home / KEY_FILE).read_bytes()
-    theirs = unpacked / KEY_FILE
-    if theirs.exists() and theirs.read_bytes() != own:
-        return  # a backup of another home: its receipts are signed with its own key
-    shutil.copy2(home / KEY_FILE, theirs)
+    """Let the present home's receipts stand, with their keys."""
+    own = [name for name in (KEY_FILE, PRIVATE_FILE, PUBLIC_FILE) if (home / name).exists()]
+    for name in own:
+        theirs = unpacked / name
+        if theirs.exists() and theirs.read_bytes() != (home / name).read_bytes():
+            return  # a backup of another home: its receipts and versions are signed with its own keys
+    for name in own:
+        shutil.copy2(home / name, unpacked / name)
     if (home / RECEIPTS).is_dir():
         shutil.copytree(home / RECEIPTS, unpacked / RECEIPTS, dirs_exist_ok=True)

@@ -18,6 +18,8 @@ from typing import Any
 from store.errors import AdapterError, AdapterMismatch
 
 MANIFEST = "manifest.json"
+#: Beside it: the home's signature over manifest and files (`store.version_signature`).
+SIGNATURE = "model.sig"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 TINKER_FILE = "tinker.json"
@@ -121,6 +123,7 @@ def build_manifest(
     body = {
         "format": _FORMAT,
         "version": name,
+        "signature": SIGNATURE,  # lies beside it in a home: one that is lost is noticed
         **asdict(model),
         **({} if attestation is None else {"attestation": asdict(attestation)}),
         "files": {path: hashlib.sha256(data).hexdigest() for path, data in files.items()},
@@ -198,7 +201,7 @@ def _check_manifest(folder: Path, body: bytes, expected: str, model: ModelDigest
     found = _parse(folder, body)
     files: dict[str, str] = found["files"]
     try:
-        there = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir()} - {MANIFEST}
+        there = _names(folder) - {MANIFEST, SIGNATURE}
         if missing := files.keys() - there:
             raise AdapterMismatch(f"the adapter in {folder} has lost {', '.join(sorted(missing))}")
         if added := there - files.keys():
@@ -241,6 +244,23 @@ def read_attestation(folder: Path) -> Attestation | None:
     if len(token_ids) < 2 or {len(one) for one in values.values()} != {len(token_ids) - 1}:
         raise AdapterMismatch(f"the {MANIFEST} in {folder} has a torn attestation")
     return attestation
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+
+
+def digest_folder(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file of a version but its signature. Raises: OSError."""
+    return {name: _digest_file(folder / name) for name in sorted(_names(folder) - {SIGNATURE})}
+
+
+def is_signed(folder: Path) -> bool:
+    """Whether a version has a signature, or has lost the one that its manifest names. Raises: AdapterError."""
+    if (folder / SIGNATURE).exists():
+        return True
+    body = _read_manifest(folder)
+    return body is not None and "signature" in _parse(folder, body)
 
 
 def _parse(folder: Path, body: bytes) -> dict[str, Any]:

@@ -1,30 +1,32 @@
-"""Receipts of `forget`: what was removed, as JSON signed with a key of the home.
+"""Receipts of `forget`: what was removed, as JSON signed with the home's key (`store.signing`), which others check by its public half.
 
-The signature (HMAC-SHA256) shows the home's owner that the receipt is of this home and unchanged. Who lacks the key cannot check it, and who has it
-could have written it: it is no proof to third parties.
+Receipts of Patina 0.2 are signed by HMAC with `receipt_key`: they convince only their own home, which still checks them. That key also makes the
+fingerprints of what was removed, which say nothing to others.
 """
 
 from __future__ import annotations
 
-import contextlib
+import base64
 import hashlib
 import hmac
 import json
-import os
 import secrets
 from pathlib import Path
 
+from store.disk import write_whole
 from store.errors import ConfigError
+from store.signing import ALGORITHM, SigningKey, read_signing_key
 from store.values import Json
 from store.version import COMMAND
 
 KEY_FILE = "receipt_key"
 FOLDER = "receipts"
 _KIND = "patina forget receipt"
+_EARLIER = "HMAC-SHA256"
 
 
 def receipt_key(home: Path, *, makes_one: bool = True) -> bytes:
-    """Return the key of the home's receipts; the first call makes it (mode 0600).
+    """Return the key of the fingerprints and of earlier receipts; the first call makes it (mode 0600).
 
     Raises:
         ConfigError: there is none, or it cannot be read or written.
@@ -32,22 +34,16 @@ def receipt_key(home: Path, *, makes_one: bool = True) -> bytes:
     path = home / KEY_FILE
     try:
         if makes_one and not path.exists():
-            beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                file.write(secrets.token_hex(32) + "\n")
-            with contextlib.suppress(FileExistsError):  # another process made it meanwhile
-                os.link(beside, path)
-            beside.unlink()
+            write_whole(path, f"{secrets.token_hex(32)}\n".encode("ascii"), once=True)
         return bytes.fromhex(path.read_text(encoding="ascii").strip())
     except (OSError, ValueError) as exc:
         raise ConfigError(f"the key of the receipts, {path}, cannot be used: {exc}") from exc
 
 
-def sign(receipt: Json, key: bytes) -> Json:
+def sign(receipt: Json, key: SigningKey) -> Json:
     """Return the receipt with its kind and signature."""
-    whole = {**receipt, "kind": _KIND, "signed_with": "HMAC-SHA256"}
-    return {**whole, "signature": _signature(whole, key)}
+    whole = {**receipt, "kind": _KIND, "signed_with": ALGORITHM, "signed_by": key.fingerprint}
+    return {**whole, "signature": base64.b64encode(key.sign(_body(whole))).decode("ascii")}
 
 
 def receipt_path(home: Path, receipt_id: str) -> Path:
@@ -60,20 +56,16 @@ def write_receipt(home: Path, receipt: Json) -> Path:
     path = receipt_path(home, receipt["id"])
     try:
         path.parent.mkdir(exist_ok=True, mode=0o700)
-        beside = path.with_name(f".{path.name}.part")
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(receipt, file, indent=1, sort_keys=True)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        for left in path.parent.glob(f".{path.name}.*.part"):  # of a process that died
+            left.unlink()
+        write_whole(path, json.dumps(receipt, indent=1, sort_keys=True).encode())
     except OSError as exc:
         raise ConfigError(f"the receipt {path} cannot be written: {exc.strerror or exc}") from exc
     return path
 
 
-def read_receipt(path: Path, key: bytes) -> Json:
-    """Return a receipt whose signature is right.
+def read_receipt(home: Path, path: Path) -> Json:
+    """Return a receipt whose signature is right, by this home.
 
     Raises:
         ConfigError: it cannot be read, is no receipt, was changed, or is of another home.
@@ -85,11 +77,23 @@ def read_receipt(path: Path, key: bytes) -> Json:
     if not isinstance(found, dict) or found.get("kind") != _KIND:
         raise ConfigError(f"{path} is no receipt of `{COMMAND} forget`")
     signature = str(found.pop("signature", ""))
-    if not hmac.compare_digest(signature, _signature(found, key)):
+    if not _is_right(home, found, signature):
         raise ConfigError(f"the signature of {path} is wrong: it was changed, or it is of another home")
     return found
 
 
-def _signature(receipt: Json, key: bytes) -> str:
-    body = json.dumps(receipt, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hmac.new(key, body.encode("ascii"), hashlib.sha256).hexdigest()
+def _is_right(home: Path, receipt: Json, signature: str) -> bool:
+    if receipt.get("signed_with") == _EARLIER:
+        own = hmac.new(receipt_key(home, makes_one=False), _body(receipt), hashlib.sha256).hexdigest()
+        return hmac.compare_digest(signature, own)
+    try:
+        given = base64.b64decode(signature, validate=True)
+    except ValueError:
+        return False
+    key = read_signing_key(home, makes_one=False)
+    return receipt.get("signed_with") == ALGORITHM and key.is_signature(given, _body(receipt))
+
+
+def _body(receipt: Json) -> bytes:
+    """Return what is signed."""
+    return json.dumps(receipt, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")

@@ -80,6 +80,7 @@ OWNERS = {
     "matplotlib": {"lab"},
     "rich": {"cli", "lab"},
     "brotli": {"wire.content_encoding"},
+    "cryptography": {"store.signing", "scripts.verify_receipt"},
     "zstandard": {"wire.content_encoding"},
     "modal": {"deploy", "trainer.remote.modal_connection"},
     "pydantic": {

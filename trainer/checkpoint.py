@@ -9,6 +9,7 @@ are. Everything else is the same.
         patina/trainer_state.safetensors   Adam's moments, EMA of the adapter, torch's random state
         patina/metrics.json            what the step and the gate measured
         manifest.json                  SHA-256 of every file, digests of the model (`store.manifest`)
+        model.sig                      the home's signature over all of these (`store.version_signature`)
 
 Rules of the room:
 - A folder is written beside its place, flushed to the disk, then renamed: it exists whole or not at all.
@@ -21,6 +22,7 @@ Rules of the room:
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -33,11 +35,12 @@ import safetensors
 
 from serving.tinker.version import read_version
 from store.disk import sync_path
-from store.errors import AdapterError
+from store.errors import AdapterError, ConfigError
 from store.manifest import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     MANIFEST,
+    SIGNATURE,
     TINKER_FILE,
     Attestation,
     ModelDigests,
@@ -47,8 +50,10 @@ from store.manifest import (
     hash_manifest,
     read_served,
 )
+from store.signing import read_signing_key
 from store.values import AdapterVersion, adapter_name
 from store.version_folders import UNFINISHED, leftovers
+from store.version_signature import sign_files
 from trainer.protocol import WrittenVersion
 
 TRAINER_STATE = "patina/trainer_state.safetensors"
@@ -66,6 +71,7 @@ def write_version(
     metrics: Mapping[str, Any],
     model: ModelDigests | None = None,
     attestation: Attestation | None = None,
+    home: Path | None = None,
 ) -> WrittenVersion:
     """Write one version; when this returns it is on the disk and will survive a power cut.
 
@@ -75,6 +81,7 @@ def write_version(
         metrics: JSON; not a number is written as null.
         model: the model that it is for, for the manifest; None: unknown.
         attestation: by which a backend that serves it is recognised; None: it is not attested.
+        home: whose key signs it; None: it is not signed.
 
     Raises:
         AdapterError: the disk is full, the folder cannot be written, or holds something else under this very name.
@@ -85,7 +92,7 @@ def write_version(
         whole, name=adapter_name(policy, version), model=model or ModelDigests(), attestation=attestation
     )
     target = adapters / f"{adapter_name(policy, version)}.{digest[:_HASH_IN_NAME]}"
-    return _store(target, {**whole, MANIFEST: manifest}, digest)
+    return _store(target, {**whole, MANIFEST: manifest}, digest, home)
 
 
 def version_bytes(folder: Path) -> dict[str, bytes]:
@@ -104,12 +111,15 @@ def version_bytes(folder: Path) -> dict[str, bytes]:
         raise AdapterError(f"{folder} cannot be read: {error.strerror or error}") from error
 
 
-def store_version(adapters: Path, name: str, files: Mapping[str, bytes], digest: str) -> WrittenVersion:
+def store_version(
+    adapters: Path, name: str, files: Mapping[str, bytes], digest: str, home: Path | None = None
+) -> WrittenVersion:
     """Write a version that was made elsewhere, from `version_bytes`. The caller verifies it.
 
     Args:
         name: of the version's folder.
         digest: its content hash.
+        home: whose key signs it, in place of the signature that came with it; None: it is not signed.
 
     Raises:
         AdapterError: the files cannot be written, or a name leads out of the folder.
@@ -117,10 +127,10 @@ def store_version(adapters: Path, name: str, files: Mapping[str, bytes], digest:
     for one in (name, *files):
         if Path(one).is_absolute() or ".." in Path(one).parts or (one == name and len(Path(one).parts) != 1):
             raise AdapterError(f"{one!r} is no name of a version's file")
-    return _store(adapters / name, files, digest)
+    return _store(adapters / name, files, digest, home)
 
 
-def _store(target: Path, files: Mapping[str, bytes], digest: str) -> WrittenVersion:
+def _store(target: Path, files: Mapping[str, bytes], digest: str, home: Path | None) -> WrittenVersion:
     """Write a version's folder beside its place, flush it, and rename it."""
     adapters = target.parent
     unfinished = adapters / f"{UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}"
@@ -130,7 +140,7 @@ def _store(target: Path, files: Mapping[str, bytes], digest: str) -> WrittenVers
             verify_version(target, digest)
             manifest = (target / MANIFEST).read_bytes()
             return WrittenVersion(path=target, content_hash=digest, manifest_hash=hash_manifest(manifest))
-        for name, body in files.items():
+        for name, body in _signed(target.name, files, home).items():
             _write(unfinished / name, body)
         for folder in (unfinished / "patina", unfinished):
             _flush(folder)
@@ -144,6 +154,18 @@ def _store(target: Path, files: Mapping[str, bytes], digest: str) -> WrittenVers
     return WrittenVersion(
         path=target, content_hash=digest, manifest_hash=hash_manifest(files.get(MANIFEST, b""))
     )
+
+
+def _signed(name: str, files: Mapping[str, bytes], home: Path | None) -> dict[str, bytes]:
+    """Return the files of a version with the home's signature, or without one."""
+    unsigned = {path: body for path, body in files.items() if path != SIGNATURE}
+    if home is None:
+        return unsigned
+    digests = {path: hashlib.sha256(body).hexdigest() for path, body in unsigned.items()}
+    try:
+        return {**unsigned, SIGNATURE: sign_files(name, digests, read_signing_key(home))}
+    except ConfigError as error:
+        raise AdapterError(f"version {name} cannot be signed: {error}") from error
 
 
 def verify_version(

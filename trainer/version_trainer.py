@@ -390,6 +390,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
             attestation=self._fixed_text.attest(
                 None if self._plan.begins_at_base else self._before, adapter_name(self.name, self._parent)
             ),
+            home=self._settings.home,
         )
         gone = self._left_out
         refused = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import uuid4
@@ -90,12 +90,18 @@ def holds_training(connection: sa.Connection) -> bool:
 
 
 def delete_asked(
-    connection: sa.Connection, job_id: str, *, key: bytes, now: float | None = None
+    connection: sa.Connection,
+    job_id: str,
+    *,
+    key: bytes,
+    note_turns: Callable[[Sequence[str]], None] = lambda turn_ids: None,
+    now: float | None = None,
 ) -> ForgetJob:
     """Delete the rows of a job that is asked for, and note in it what is needed to go on.
 
     Args:
         key: of the fingerprints.
+        note_turns: gets the ids of all turns before anything is deleted; called again where the transaction is.
 
     Raises:
         RecordError: there is no such job.
@@ -122,6 +128,7 @@ def delete_asked(
             }
             _update(connection, job_id, stage=ForgetStage.DONE, detail=detail, deleted_at=at)
         else:
+            note_turns(connection.execute(sa.select(schema.turns.c.turn_id)).scalars().all())
             done = delete(connection, closure, key=key, now=at)
             _update(connection, job_id, stage=ForgetStage.DELETED, detail=_detail(done), deleted_at=at)
     found = find(connection, job_id)

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 
 import datasets
@@ -19,14 +20,18 @@ from store.manifest import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     MANIFEST,
+    SIGNATURE,
     build_manifest,
     content_hash,
+    digest_folder,
     hash_manifest,
 )
 from store.record import Record
 from store.settings import read_settings
+from store.signing import PRIVATE_FILE, read_signing_key
 from store.values import AdapterState, AdapterVersion, Feedback, Heartbeat, Relation, StepReport
 from store.version import COMMAND
+from store.version_signature import sign_files
 from tests.fixtures import PATINA_TINY
 from tests.making import make_answer, make_turn, make_verdict
 
@@ -321,13 +326,15 @@ def test_pause_and_resume_are_kept_in_the_record(home: Path, capsys: pytest.Capt
 
 
 def give_it_files(home: Path) -> Path:
-    """Write the files of version 1, with a manifest for the test model; returns their folder."""
+    """Write the files of version 1, with a manifest for the test model and a signature; returns their folder."""
     folder = home / "adapters" / f"{POLICY}@1"
     folder.mkdir(parents=True)
     files = {ADAPTER_CONFIG: b"{}", ADAPTER_WEIGHTS: bytes(64)}
     manifest = build_manifest(files, name=f"{POLICY}@1", model=digest_served_model(str(PATINA_TINY)))
     for name, body in {**files, MANIFEST: manifest}.items():
         (folder / name).write_bytes(body)
+    signature = sign_files(folder.name, digest_folder(folder), read_signing_key(home))
+    (folder / SIGNATURE).write_bytes(signature)
     connection = sqlite3.connect(home / "patina.db")
     connection.execute(
         "UPDATE adapters SET path = ?, content_hash = ?, manifest_hash = ?",
@@ -351,6 +358,37 @@ def test_verify_names_a_version_that_is_not_what_was_published(
     assert main(["verify", "--home", str(home)]) == 1
     assert "patina-tiny@1: the adapter in" in (shown := capsys.readouterr().out)
     assert "adapter_model.safetensors changed" in shown
+
+
+def test_verify_checks_the_signature_of_a_version(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = give_it_files(home)
+    (home / PRIVATE_FILE).rename(home / "aside")
+    read_signing_key(home)  # another one
+    assert main(["verify", "--home", str(home)]) == 1
+    assert "model.sig is of another key than this home's" in capsys.readouterr().out
+    (home / PRIVATE_FILE).unlink()
+    assert main(["verify", "--home", str(home)]) == 1
+    assert f"the signing key {home / PRIVATE_FILE} cannot be used" in capsys.readouterr().out
+    (folder / SIGNATURE).unlink()
+    assert main(["verify", "--home", str(home)]) == 1
+    assert f"the adapter in {folder} has lost its model.sig" in capsys.readouterr().out
+
+
+def test_verify_names_a_version_from_before_signatures(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = give_it_files(home)
+    (folder / SIGNATURE).unlink()
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    del manifest["signature"]
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with closing(sqlite3.connect(home / "patina.db")) as connection, connection:
+        now = hash_manifest((folder / MANIFEST).read_bytes())
+        connection.execute("UPDATE adapters SET manifest_hash = ?", (now,))
+    assert main(["verify", "--home", str(home)]) == 0
+    assert (
+        "without a signature for others, made by an earlier Patina: patina-tiny@1" in capsys.readouterr().out
+    )
 
 
 def test_verify_names_a_version_from_before_manifests(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

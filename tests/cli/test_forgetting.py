@@ -13,12 +13,14 @@ from pathlib import Path
 
 import orjson
 import pytest
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from cli.forgetting import Forgetter
 from cli.forgetting import main as go_on
 from cli.main import main
 from migrations import upgrade
 from recorder.__main__ import main as recorder
+from scripts.verify_receipt import check as check_receipt
 from store.journal import STATE_FILE, EntryKind, JournalWriter
 from store.record import Record
 from store.settings import Settings, read_settings
@@ -107,6 +109,8 @@ def check(home: Path, turns: Collection[str] = ("one", "two", "same", "bob")) ->
     receipt = json.loads(path.read_text())
     assert (receipt["complete"], receipt["remaining"]) == (True, [])
     assert sorted(receipt["turns"]) == ["four", "quote", "three"]
+    check_receipt(receipt, load_pem_public_key((home / "signing_key.pub").read_bytes()))
+    assert list((home / "run").glob("*.turns*")) == []
     with closing(sqlite3.connect(home / "patina.db")) as database:
         stages = database.execute("SELECT job_id, stage FROM forget_jobs").fetchall()
         assert stages == [(path.stem, "done")]

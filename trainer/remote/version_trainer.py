@@ -104,7 +104,7 @@ class RemoteVersionTrainer:
     def _store(self, made: WrittenVersion, files: Mapping[str, bytes]) -> WrittenVersion:
         """Write the files of a version to this machine and verify them."""
         folder = self._settings.adapters_folder_of(self.name)
-        written = store_version(folder, made.path.name, files, made.content_hash)
+        written = store_version(folder, made.path.name, files, made.content_hash, self._settings.home)
         try:
             verify_version(
                 written.path,
