@@ -392,7 +392,9 @@ def test_verify_names_a_version_from_before_signatures(
 
 
 def test_verify_names_a_version_from_before_manifests(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (give_it_files(home) / MANIFEST).unlink()
+    folder = give_it_files(home)
+    (folder / MANIFEST).unlink()
+    (folder / SIGNATURE).unlink()
     connection = sqlite3.connect(home / "patina.db")
     connection.execute("UPDATE adapters SET manifest_hash = ''")
     connection.commit()
