@@ -41,15 +41,19 @@ class LearningConfig(BaseModel):
 
     # the version
     samples: int = Field(
-        default=40, ge=1, description="replies with wishes that a version learns from, at most"
+        default=80, ge=1, description="replies with wishes that a version learns from, at most"
     )
     anchors: int = Field(
-        default=24,
+        default=64,
         ge=0,
         description="replies of the base model to explicit instructions that hold a version, at most",
     )
-    step_samples: int = Field(default=8, ge=1, description="replies of an optimizer step")
-    passes: int = Field(default=2, ge=1, description="how often a version uses each reply")
+    step_samples: int | None = Field(
+        default=None,
+        ge=1,
+        description="replies of an optimizer step; default 2, a reply with the wish and an anchor; 8 on a Tinker server, where a step is several requests",
+    )
+    passes: int = Field(default=1, ge=1, description="how often a version uses each reply")
     max_staleness: int = Field(
         default=8, ge=0, description="rl: drop turns sampled more than this many versions ago"
     )

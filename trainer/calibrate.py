@@ -6,7 +6,7 @@ placement  where wishes stand in a prompt: where the base model obeys most check
 wishes     from which cosine two wordings are one wish: half way between two wordings of one instruction and those of different ones;
            and how much words change that ask for nothing
 gate       which of the gate's prompts the base model answers as asked
-anchors    its replies to prompts with an instruction, to which every version is held
+anchors    its replies to questions with an instruction that the gate does not ask, to which every version is held
 =========  ===================================================================================================================
 """
 
@@ -37,7 +37,7 @@ def calibrate(
 
     Args:
         model: its digest.
-        anchors: how many replies to keep.
+        anchors: how many replies to keep, at most.
     """
     obeyed = {place: _obeyed(policy, canaries, place) for place in PLACES}
     placement = max(PLACES, key=lambda place: sum(obeyed[place]))
@@ -104,15 +104,15 @@ def _cosines(meter: WishMeter, canaries: Canaries) -> tuple[list[float], list[fl
 
 
 def _anchors(policy: Policy, canaries: Canaries, count: int, seed: int) -> list[tuple[str, list[int]]]:
-    """Messages with an instruction and the base model's replies, each instruction as often as any other."""
-    messages = [one.prompt for one in canaries.split()[0]]
+    """Questions with an instruction and the base model's replies: at most ``count``, each instruction once."""
     questions = canaries.plain_questions()[PROBES:] or canaries.plain_questions()
-    instructions = [text for texts in canaries.instructions.values() for text in texts]
-    messages += [
+    messages = [
         f"{questions[i % len(questions)]} {text}"
-        for i, text in enumerate(instructions * (1 + count // max(1, len(instructions))))
+        for i, text in enumerate(canaries.trained_instructions()[:count])
     ]
-    ids = [policy.render([as_message(message)]) for message in messages[:count]]
+    if not messages:
+        return []
+    ids = [policy.render([as_message(message)]) for message in messages]
     replies = policy.sample(ids, max_tokens=ANCHOR_TOKENS, seed=seed, weights=Weights.BASE)
     return [
         (message, list(reply.token_ids))

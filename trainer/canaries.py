@@ -12,18 +12,19 @@ other models the one beside this file is used. Its form:
      "questions":    ["How do I wash a wool sweater?", ...]}
 
 An anchor asks for a style in so many words: whatever a person prefers by default, this one wish is explicit. The checks are
-optional; without them only the distance to the base model is measured. `instructions`, by style, are put behind the
-person's own questions to make more anchors. `opposites` (may be missing) are styles of which no reply has both.
-
-Anchors are both trained on and measured by, so they are split: two of three of each style train, the third measures.
+optional; without them only the distance to the base model is measured. The gate asks the anchors; versions are held by
+replies to `instructions` behind `questions`, in words that no anchor uses, so that nothing is measured by what it was
+trained on. `opposites` (may be missing) are styles of which no reply has both.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -104,15 +105,20 @@ class Canaries:
         """Questions without an instruction; where the file lists none, those of the facts."""
         return self.questions or tuple(fact.prompt for fact in self.facts)
 
-    def split(self) -> tuple[tuple[AnchorPrompt, ...], tuple[AnchorPrompt, ...]]:
-        """Anchors to train on and anchors to measure by: every third of each style measures, at least one of all."""
-        seen: dict[str, int] = {}
-        train: list[AnchorPrompt] = []
-        measure: list[AnchorPrompt] = []
-        for anchor in self.anchors:
-            place = seen[anchor.style] = seen.get(anchor.style, -1) + 1
-            (measure if place % 3 == 1 else train).append(anchor)
-        return tuple(train), tuple(measure or train)
+    @property
+    def digest(self) -> str:
+        """Of what is in them: another file of canaries measures a model anew."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
+    def trained_instructions(self) -> tuple[str, ...]:
+        """Instructions in words that no anchor uses, one of every style before a second of any; all of them where the anchors use each."""
+        asked = [anchor.prompt for anchor in self.anchors]
+        unseen = [
+            [text for text in texts if not any(text in prompt for prompt in asked)]
+            for texts in self.instructions.values()
+        ]
+        found = unseen if any(unseen) else self.instructions.values()
+        return tuple(text for turn in zip_longest(*found) for text in turn if text is not None)
 
 
 def as_message(question: str) -> dict[str, Any]:

@@ -23,8 +23,6 @@ QUESTION, WISHED, REPLY = 40, 52, 48
 GATE_PROMPTS, GATE_REPLY, PROBES = 48, 96, 12
 #: Wishes that are typically measured, and readings of a reply without any.
 WISHES, WITHOUT = 2, 2
-#: From how many anchors for each one that a version uses they are chosen.
-ANCHOR_CHOICE = 2
 #: Between `LEAST` and `MOST` there are so many levels.
 LEVELS = 16
 
@@ -53,19 +51,17 @@ class Effort:
 
     Attributes:
         samples, anchors: at most.
-        passes: over them.
         gate: share of the gate's prompts.
     """
 
     samples: int
     anchors: int
-    passes: int
     gate: float = 1.0
 
 
-MOST = Effort(samples=40, anchors=24, passes=2)
+MOST = Effort(samples=80, anchors=64)
 #: Below this a version learns hardly anything, or its gate sees nothing.
-LEAST = Effort(samples=12, anchors=8, passes=1, gate=0.25)
+LEAST = Effort(samples=12, anchors=8, gate=0.25)
 
 
 def effort_at(share: float) -> Effort:
@@ -113,8 +109,8 @@ class Estimate:
         return {"estimate_s": round(self.total_s, 3)}
 
 
-def estimate(speed: Speed, effort: Effort) -> Estimate:
-    """Seconds of a version, all of whose samples the teacher has to give."""
+def estimate(speed: Speed, effort: Effort, *, passes: int = 1) -> Estimate:
+    """Seconds of a version that takes so many passes over its samples, all of which the teacher has to give."""
 
     def reads(rows: float, prompt: int, passes: float) -> float:
         return rows * passes * ((prompt + REPLY) * speed.read_s + REPLY * speed.logits_s)
@@ -123,24 +119,22 @@ def estimate(speed: Speed, effort: Effort) -> Estimate:
         return rows * prompt * speed.read_s + reply * (speed.step_s + (rows - 1) * speed.row_s)
 
     wishes = samples(PROBES, WISHED, REPLY) + reads(2 * PROBES, WISHED, WISHES + WITHOUT)
-    teach = (
-        wishes + samples(effort.samples, WISHED, REPLY) + reads(ANCHOR_CHOICE * effort.anchors, QUESTION, 2)
-    )
+    teach = wishes + samples(effort.samples, WISHED, REPLY)
     rows = effort.samples + effort.anchors
     step = reads(effort.samples, WISHED, 1) + reads(effort.anchors, QUESTION, 1)
-    step += effort.passes * reads(rows, QUESTION, speed.learn_factor)
+    step += passes * reads(rows, QUESTION, speed.learn_factor)
     gate = samples(gate_prompts(effort), QUESTION, GATE_REPLY)
     gate += samples(PROBES, QUESTION, REPLY) + reads(PROBES, WISHED, WISHES + WITHOUT)
     return Estimate(teach_s=teach, step_s=step, gate_s=gate)
 
 
 def affordable(
-    speed: Speed, *, budget_s: float = BUDGET_S, ratios: Mapping[str, float] | None = None
+    speed: Speed, *, passes: int = 1, budget_s: float = BUDGET_S, ratios: Mapping[str, float] | None = None
 ) -> tuple[Effort, Estimate]:
     """The most effort whose corrected estimate is within the budget, or the least there is, with its estimate."""
     for level in range(LEVELS, -1, -1):
         effort = effort_at(level / LEVELS)
-        found = estimate(speed, effort).corrected(ratios or {})
+        found = estimate(speed, effort, passes=passes).corrected(ratios or {})
         if found.total_s <= budget_s:
             break
     return effort, found

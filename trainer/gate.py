@@ -216,7 +216,7 @@ class GateProbe:
             canaries.tools[:tools], lambda c: policy.render(c.messages, c.tools)
         )
         self._anchors, self._anchor_ids = fitting(
-            _spread(canaries.split()[1], anchors), lambda c: _ask(policy, c.prompt)
+            _spread(canaries.anchors, anchors), lambda c: _ask(policy, c.prompt)
         )
         if not self._facts or not self._anchors:
             raise ConfigError(

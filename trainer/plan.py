@@ -27,6 +27,9 @@ from trainer.protocol import Weights
 
 #: Padded tokens of one forward and backward pass.
 MICRO_TOKENS = 8_192
+#: Replies of an optimizer step: here, and on a Tinker server, where each step is several requests. With as many readings, steps of two learn
+#: more and lose less than steps of eight: lab/research/2026-12-01-small-steps.md.
+STEP_SAMPLES = (2, 8)
 #: Trust region of the surrogate: PPO's lower bound, DAPO's upper one (Yu et al. 2025), and the dual clip (Ye et al. 2020).
 CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.8, 1.28, 3.0
 
@@ -92,7 +95,7 @@ class StepPlan:
             baseline=learning.baseline,
             samples=learning.samples,
             anchors=learning.anchors,
-            step_samples=learning.step_samples,
+            step_samples=learning.step_samples or STEP_SAMPLES[settings.backend == "tinker"],
             passes=learning.passes,
             max_staleness=learning.max_staleness,
         )

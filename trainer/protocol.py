@@ -157,6 +157,7 @@ class VersionJob:
         wishes: the active ones, oldest first.
         passes: times the plan's passes over the samples; see `trainer.due.next_passes`.
         files: uploaded examples, of the oldest job first.
+        live: what the metrics of the live version say of its wishes; see `trainer.wish_review.wish_rows`.
     """
 
     number: int
@@ -166,6 +167,7 @@ class VersionJob:
     wishes: Sequence[Wish] = ()
     passes: int = 1
     files: Sequence[TuningData] = ()
+    live: Sequence[Json] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ alone: the same job without a turn gives the version that never saw it.
 
 from __future__ import annotations
 
-import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,7 +40,6 @@ from trainer.calibrate import calibrate
 from trainer.canaries import load_canaries
 from trainer.checkpoint import finite, read_rank, remove_version, verify_version, write_version
 from trainer.cost import (
-    ANCHOR_CHOICE,
     BUDGET_S,
     LEAST,
     Effort,
@@ -59,14 +57,17 @@ from trainer.preview import Previewer
 from trainer.protocol import AttemptPhase, Outcome, Policy, Preview, TurnRefusal, VersionJob
 from trainer.samples import ActiveWishes, PreparedBatch, is_repetitive, prepare, weighed
 from trainer.step import train
-from trainer.wish_meter import PROBES, WishMeter
-from trainer.wish_review import Reviewed, WishReview, wish_rows
+from trainer.wish_meter import PROBES, Followed, WishMeter
+from trainer.wish_review import Reviewed, WishReview, falls_behind, wish_rows
 from wire.wish_text import join_wishes
 
 P = TypeVar("P", bound=Policy)
 
 #: Longest reply that the teacher gives for a sample, in tokens.
 TEACHER_TOKENS = 96
+#: An anchor weighs so much as a reply with the wish: a request that is not obeyed any more costs a person more than a wish half learnt.
+#: Measured: lab/research/2026-12-01-small-steps.md.
+ANCHOR_WEIGHT = 2.0
 #: Where the gate objects, the version is brought nearer to the base model: so much of its way is left. Between a fine-tuned model and the one
 #: that it came from lie models that have most of what was learnt and more of what was known (Wortsman et al. 2022).
 SHARES = (1.0, 0.75, 0.5)
@@ -130,7 +131,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
                 model,
                 self._canaries,
                 gate,
-                anchors=ANCHOR_CHOICE * self._plan.anchors,
+                anchors=self._plan.anchors,
                 seed=self._settings.seed,
             )
             write_calibration(self._settings.home, known)
@@ -202,8 +203,8 @@ class BaseVersionTrainer(ABC, Generic[P]):
         return digest_served_model(self._settings.model_path)
 
     def _model_key(self) -> str:
-        """By which the calibration of a base model is known."""
-        return self._model_digests().base_model
+        """By which the calibration of a base model is known: its digest and that of the canaries it was measured with."""
+        return f"{self._model_digests().base_model} {self._canaries.digest}"
 
     def _enter(self, phase: str) -> None:
         self.phase = AttemptPhase(phase, time.time())
@@ -247,7 +248,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
                 merged=reviewed.merged,
                 measures=reviewed.measures or {},
             )
-        anchors = self._anchors(wishes.text, len(own)) if wishes.text else []
+        anchors = self._anchors(len(own)) if wishes.text else []
         own += examples.samples
         samples = weighed([*own, *anchors]) if wishes.text or examples.samples else own
         prepared_at = time.monotonic()
@@ -281,26 +282,22 @@ class BaseVersionTrainer(ABC, Generic[P]):
     def _parent(self) -> int:
         return BASE_VERSION if self._plan.begins_at_base else self.version
 
-    def _anchors(self, text: str, count: int) -> list[Sample]:
-        """Replies of the base model to messages with an instruction: at most as many as samples, and as the plan has.
-
-        Half of them are those that the wishes make least likely: there the message asks for the opposite, which a version unlearns first.
-        """
-        pool = [(message, tuple(reply)) for message, reply in self.calibration.anchors]
-        most = min(count, self._plan.anchors)
-        opposed = self._meter.opposed(text, pool)[: math.ceil(most / 2)]
-        chosen = [*opposed, *(i for i in range(len(pool)) if i not in opposed)][:most]
+    def _anchors(self, count: int) -> list[Sample]:
+        """Replies of the base model to messages with an instruction: at most as many as samples, and as the plan has."""
         return [
             Sample(
                 turn_id=f"anchor-{number}",
                 kind=SampleKind.ANCHOR,
                 prompt_ids=(prompt := self._meter.prompt(message)),
-                completion_ids=reply,
+                completion_ids=tuple(reply),
                 sampling_logprobs=None,
                 teacher_prompt_ids=prompt,
                 streams=wish_streams(self._plan.method, len(reply), alpha=self._plan.objective.alpha),
+                weight=ANCHOR_WEIGHT,
             )
-            for number, (message, reply) in enumerate(pool[i] for i in chosen)
+            for number, (message, reply) in enumerate(
+                self.calibration.anchors[: min(count, self._plan.anchors)]
+            )
         ]
 
     def _teacher_samples(self, job: VersionJob, wishes: ActiveWishes, count: int) -> list[Sample]:
@@ -359,6 +356,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
             verdict, kept = self._gate.examine(told), share
         followed = self._review.followed(trained.reviewed)
         rows = wish_rows(followed)
+        rejected = verdict.rejected or (() if job.files else falls_behind(rows, job.live))
         judged_at = time.monotonic()
         self._enter("write")
         kinds = {kind: sum(one.kind is kind for one in trained.samples) for kind in SampleKind}
@@ -397,26 +395,19 @@ class BaseVersionTrainer(ABC, Generic[P]):
             **trained.prepared.refused,
             **{turn.turn_id: gone[turn.turn_id] for turn in job.turns if turn.turn_id in gone},
         }
-        if verdict.rejected:
+        if rejected:
             self.revert()
         return Outcome(
             refused=refused,
             used=tuple({one.turn_id: None for one in trained.prepared.samples if one.turn_id not in gone}),
             parent_version=self._parent,
             written=written,
-            rejected=verdict.rejected,
+            rejected=rejected,
             reason=_reason(job, trained),
             metrics={**metrics, "write_s": time.monotonic() - judged_at},
             merged=trained.reviewed.merged,
             measures={
-                number: {
-                    **measure,
-                    **(
-                        {"weights": followed[number].weights, "version": job.number}
-                        if number in followed
-                        else {}
-                    ),
-                }
+                number: {**measure, **_weights(job, number, None if rejected else followed.get(number))}
                 for number, measure in (trained.reviewed.measures or {}).items()
             },
         )
@@ -440,6 +431,14 @@ class BaseVersionTrainer(ABC, Generic[P]):
 def _is_question(turn: ScoredTurn) -> bool:
     """Whether a turn is one question in plain words, which can be asked again."""
     return len(turn.messages) == 1 and isinstance(turn.messages[-1].get("content"), str)
+
+
+def _weights(job: VersionJob, number: int, followed: Followed | None) -> Json:
+    """How far the weights of this version follow a wish; None: what is known of the version that stays live."""
+    if followed is not None:
+        return {"weights": followed.weights, "version": job.number}
+    known = next((wish.measures for wish in job.wishes if wish.wish_id == number), {})
+    return {name: known[name] for name in ("weights", "version") if name in known}
 
 
 def _reason(job: VersionJob, trained: _Trained) -> str:
@@ -484,16 +483,15 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
             known = TrainingPlan(model=model, threads=threads, speed=asdict(policy.measure_speed()))
         self._entered: dict[str, float] = {}  # `LocalPolicy.clock` at the beginning of each phase
         self._speed = Speed(**known.speed)
-        effort, expected = affordable(self._speed, budget_s=budget_s, ratios=known.ratios)
+        plan = StepPlan.of(settings)
+        effort, expected = affordable(self._speed, passes=plan.passes, budget_s=budget_s, ratios=known.ratios)
         longest = min(policy.max_context, longest_text(self._speed, budget_s=budget_s))
         #: Longest turn that is trained on, by time; `LocalPolicy.memory` says it by memory.
         policy.max_context = longest
-        plan = StepPlan.of(settings)
         plan = replace(
             plan,
             samples=min(plan.samples, effort.samples),
             anchors=min(plan.anchors, effort.anchors),
-            passes=min(plan.passes, effort.passes),
             micro_tokens=min(plan.micro_tokens, policy.memory.micro_tokens),
         )
         steps = plan.passes * max(1, round((plan.samples + plan.anchors) / plan.step_samples))
@@ -519,8 +517,7 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
         outcome = super().attempt(job)
         if outcome.written is not None and not job.files:
             # In processor time: on a machine that is busy with replies a version takes longer, and is no smaller for it.
-            effort = replace(self._effort, passes=job.passes * self._effort.passes)
-            expected = estimate(self._speed, effort).by_phase
+            expected = estimate(self._speed, self._effort, passes=job.passes * self._plan.passes).by_phase
             self.cost = self.cost.with_measured(expected, outcome.metrics["busy_s"])
             write_plan(self._settings.home, self.cost)
         return outcome

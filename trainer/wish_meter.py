@@ -174,15 +174,8 @@ class WishMeter:
 
     def log_ratio(self, text: str, replies: Sequence[tuple[str, Ids]]) -> float:
         """Mean of log p(reply with the wish in the prompt) − log p(reply without), in nats; 0 of no reply."""
-        return sum(self._log_ratios(text, replies)) / max(1, len(replies))
-
-    def _log_ratios(self, text: str, replies: Sequence[tuple[str, Ids]]) -> list[float]:
         pairs = zip(self._read_whole(text, replies), self._read_whole("", replies), strict=True)
-        return [wished - plain for wished, plain in pairs]
-
-    def opposed(self, text: str, replies: Sequence[tuple[str, Ids]]) -> list[int]:
-        """Indices of the replies to messages, those first that a wish in the prompt makes least likely."""
-        return sorted(range(len(replies)), key=self._log_ratios(text, replies).__getitem__)
+        return sum(wished - plain for wished, plain in pairs) / max(1, len(replies))
 
     def base_share(self, text: str) -> float:
         """Share of the base model's plain replies that follow a wish."""

@@ -156,6 +156,15 @@ class WishReview:
         return min(1.0, max(0.0, (now - base) / (asked - base))) if asked > base else 0.0
 
 
+def falls_behind(rows: Sequence[Json], live: Sequence[Json]) -> tuple[str, ...]:
+    """Why a version that learnt the wishes of the live one may not replace it: its weights follow them less. Empty: they do not. Pure."""
+    now, before = ({row["wish_id"]: row["weights"] for row in some} for some in (rows, live))
+    if not now or now.keys() != before.keys() or sum(now.values()) >= sum(before.values()):
+        return ()
+    shares = (f"{sum(some.values()) / len(some):.0%}" for some in (now, before))
+    return ("the wishes are followed in {} of replies, by the live version in {}".format(*shares),)
+
+
 def wish_rows(followed: Mapping[int, Followed]) -> list[Json]:
     """What a version's metrics say of its wishes: ids and numbers, no words."""
     rows = []

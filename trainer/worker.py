@@ -325,7 +325,7 @@ class TrainerWorker:
             live = trainer.version
             number = await self._record.next_version(policy)
             recent = await self._record.recent_verdicts(policy, _RECENT)
-            job = await self._job(policy, number, claimed, recent, due.job_id)
+            job = await self._job(policy, number, live, claimed, recent, due.job_id)
             served = await self._record.count_accepted(policy)
             report = replace(report, inputs=self._inputs(job, recent))
             claimed_at, waits = time.time(), self._device.state()
@@ -407,6 +407,7 @@ class TrainerWorker:
         self,
         policy: str,
         number: int,
+        live: int,
         claimed: Sequence[ScoredTurn],
         recent: Sequence[RecentVerdict],
         job_id: str | None = None,
@@ -415,13 +416,21 @@ class TrainerWorker:
         files = await self._record.tuning_data(policy, job_id, with_earlier=self._plan.begins_at_base)
         wishes: list[Wish] = []
         served: list[ScoredTurn] = []
-        passes = 1
+        passes, rows = 1, list[Json]()
         if self._plan.reads_wishes:
             wishes = [
                 one for one in await self._record.wishes(policy) if one.state is not WishState.WITHDRAWN
             ]
             served = await self._record.accepted_turns(policy, self._plan.samples)
-            passes = next_passes(wishes, await self._record.adapters(policy))
+            versions = await self._record.adapters(policy)
+            passes = next_passes(wishes, versions)
+            changed_at = max((one.changed_at for one in wishes if one.edited), default=0.0)
+            rows = [
+                row
+                for one in versions
+                if one.version == live and one.created_at >= changed_at
+                for row in learnt_rows(one.metrics)
+            ]
         return VersionJob(
             number=number,
             turns=tuple(claimed),
@@ -430,6 +439,7 @@ class TrainerWorker:
             wishes=tuple(wishes),
             passes=passes,
             files=tuple(files),
+            live=rows,
         )
 
     def _inputs(self, job: VersionJob, recent: Sequence[RecentVerdict]) -> StepInputs:

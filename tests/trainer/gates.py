@@ -15,6 +15,7 @@ from serving.model_digests import digest_served_model
 from store.calibration import Calibration, write_calibration
 from store.settings import Settings
 from trainer.__main__ import main
+from trainer.canaries import load_canaries
 from trainer.gate import GateMeasures, GateVerdict
 from trainer.protocol import Policy, Weights
 from trainer.version_trainer import BaseVersionTrainer, LocalVersionTrainer
@@ -59,7 +60,7 @@ def know_model(home: Path, model: Path | str, **changes: Any) -> Calibration:
         changes: fields of Calibration.
     """
     known: dict[str, Any] = {
-        "model": digest_served_model(str(model)).base_model,
+        "model": f"{digest_served_model(str(model)).base_model} {load_canaries(str(model)).digest}",
         "same_wish": 0.5,
         "gate": GateMeasures().to_json(),
         "anchors": [["Why is the sky blue? Be brief.", [5, 6, 2]], ["What is tea? Use emoji.", [70, 2]]],

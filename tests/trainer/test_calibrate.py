@@ -65,7 +65,8 @@ def test_anchors_are_replies_of_the_base_model_to_prompts_with_an_instruction(
     for message, reply in found.anchors:
         assert message
         assert 0 < len(reply) <= ANCHOR_TOKENS
-    assert found.anchors[0][0] == load_canaries(str(PATINA_TINY)).split()[0][0].prompt
+    trained = load_canaries(str(PATINA_TINY)).trained_instructions()
+    assert all(message.endswith(text) for (message, _), text in zip(found.anchors, trained, strict=False))
     assert found.gate["right"] == {"facts": [1, 3]}
 
 

@@ -1,8 +1,9 @@
-"""Canary files: read whole or refused, and split so that nothing is measured by what it was trained on."""
+"""Canary files: read whole or refused, and nothing is measured by what it was trained on."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ def test_the_general_canaries_are_whole_and_hold_opposites() -> None:
     assert len(canaries.facts) >= 12
     assert len(canaries.tools) >= 3
     styles = {anchor.style for anchor in canaries.anchors}
-    assert set(canaries.instructions) == styles
+    assert set(canaries.instructions) > styles
     assert sum(map(len, canaries.instructions.values())) >= 16
     assert {"long", "short", "emoji", "no_emoji", "json", "prose", "english", "spanish"} <= styles
     assert {"markdown", "plain", "formal", "casual"} <= styles
@@ -70,20 +71,24 @@ def test_a_fact_is_right_when_an_accepted_answer_stands_as_a_word_of_its_own() -
     assert Fact(prompt="?", accept=("CO₂",)).is_right("It is CO₂.")
 
 
-def test_every_style_trains_and_is_measured_by_other_prompts() -> None:
+def test_versions_are_held_by_other_words_than_the_gate_asks_with() -> None:
     canaries = read_canaries(DEFAULT_FILE)
-    train, measure = canaries.split()
-    assert not {a.prompt for a in train} & {a.prompt for a in measure}
-    assert len(train) + len(measure) == len(canaries.anchors)
-    assert {a.style for a in train} == {a.style for a in measure}
-    assert len(train) > len(measure)
+    trained = canaries.trained_instructions()
+    assert len(trained) == len(set(trained)) >= 64
+    assert not [text for text in trained if any(text in anchor.prompt for anchor in canaries.anchors)]
+    styles = {text: style for style, texts in canaries.instructions.items() for text in texts}
+    first = [styles[text] for text in trained[: len({styles[text] for text in trained})]]
+    assert len(set(first)) > 0.8 * len(first)
 
 
-def test_a_single_anchor_has_to_do_both() -> None:
-    from dataclasses import replace
-
-    one = replace(read_canaries(DEFAULT_FILE), anchors=(AnchorPrompt(prompt="Why?", style="x"),))
-    assert one.split() == (one.anchors, one.anchors)
+def test_where_the_anchors_use_every_instruction_they_hold_versions_too() -> None:
+    canaries = read_canaries(DEFAULT_FILE)
+    asked = replace(
+        canaries,
+        anchors=(AnchorPrompt(prompt="Why? Be brief.", style="short"),),
+        instructions={"short": ("Be brief.",)},
+    )
+    assert asked.trained_instructions() == ("Be brief.",)
 
 
 def test_a_model_folder_brings_its_own(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ async def job_of(record: Record, trainer: LocalVersionTrainer, *, takes_turns: b
     worker = TrainerWorker(record, trainer._settings, trainer=trainer)
     claimed = await record.claim(POLICY, 8, worker="w", lease_s=60) if takes_turns else []
     await record.release([turn.turn_id for turn in claimed], worker="w")
-    return await worker._job(POLICY, 1, claimed, await record.recent_verdicts(POLICY, 64))
+    return await worker._job(POLICY, 1, 0, claimed, await record.recent_verdicts(POLICY, 64))
 
 
 def built(trainer: LocalVersionTrainer, job: VersionJob) -> bytes:

@@ -51,18 +51,6 @@ def test_a_reply_follows_a_wish_where_the_wish_makes_it_likelier(meter: WishMete
     assert meter.follows(SHORT, []) == []
 
 
-def test_replies_that_a_wish_makes_unlikely_are_the_first_that_oppose_it(
-    meter: WishMeter, tiny: LocalPolicy
-) -> None:
-    question, _ = meter.probes[0]
-    asked = [f"{question} {SHORT}", f"{question} Answer at length, please.", question]
-    replies = tiny.sample([meter.prompt(one) for one in asked], max_tokens=48, temperature=0.0)
-    order = meter.opposed(SHORT, [(one, reply.token_ids) for one, reply in zip(asked, replies, strict=True)])
-    assert sorted(order) == [0, 1, 2]
-    assert order[-1] == 0  # the message that asks for it itself
-    assert meter.opposed(SHORT, []) == []
-
-
 def test_the_base_model_follows_a_wish_more_often_when_it_reads_it(
     meter: WishMeter, tiny: LocalPolicy
 ) -> None:

@@ -14,7 +14,7 @@ from store.errors import AdapterError, AdapterMismatch, UpstreamError, WireError
 from store.lifecycle import Stage
 from store.record import Record
 from store.settings import Settings
-from store.values import AdapterState, AdapterVersion, ScoredTurn, Wish
+from store.values import AdapterState, AdapterVersion, ScoredTurn, TuningData, Wish
 from tests.making import make_wish
 from tests.trainer.gates import ScriptedGate, quick_calibration
 from tests.trainer.test_worker import Bench, settings_of
@@ -284,7 +284,15 @@ def test_messages_survive_the_way(settings: Settings, link: InProcess) -> None:
         settings={"method": "rl"},
         policy=NAME,
         calibration=Calibration(model="digest", obeyed={"behind": [0.5, 1.0]}, anchors=[("Why?", [3])]),
-        job=VersionJob(number=3, turns=[odd], served=[turn], recent=[-1, 1], wishes=[WISH]),
+        job=VersionJob(
+            number=3,
+            turns=[odd],
+            served=[turn],
+            recent=[-1, 1],
+            wishes=[WISH],
+            files=[FILE],
+            live=[{"wish_id": 7}],
+        ),
     )
     assert decode(TrainRequest, encode(request)) == request
     with pytest.raises(WireError):
@@ -295,6 +303,9 @@ def test_messages_survive_the_way(settings: Settings, link: InProcess) -> None:
 
 
 WISH = make_wish(7, "Answer in capital letters.")
+FILE = TuningData(
+    job_id="ftjob-1", file_id="file-1", method="dpo", epochs=2, beta=0.1, content='{"half": "\\ud83d"}\n'
+)
 
 
 def wish_job(policy: LocalPolicy, number: int, *names: str) -> VersionJob:
