@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def run_until(work: Callable[[], int], last: int) -> tuple[int | None, int]:
             points = _Points()
             points.last = last
             sqlite3.connect = _counting(points)
+            _count_postgresql(points)
             points.is_on = True
             code = work()
             points.is_on = False
@@ -97,6 +99,28 @@ def _counting(points: _Points) -> Any:
             return self.cursor().executemany(*args)
 
     return lambda *args, **options: connect(*args, **{"factory": Connection, **options})
+
+
+def _count_postgresql(points: _Points) -> None:
+    """Make every statement, commits too, that this process sends to PostgreSQL a point."""
+    with suppress(ImportError):
+        from asyncpg.connection import Connection
+        from asyncpg.prepared_stmt import PreparedStatement
+
+        for owner, name in (
+            (Connection, "execute"),
+            (Connection, "executemany"),
+            (PreparedStatement, "fetch"),
+        ):
+            setattr(owner, name, _hitting(points, getattr(owner, name)))
+
+
+def _hitting(points: _Points, call: Callable[..., Any]) -> Callable[..., Any]:
+    def hit_and_call(*args: Any, **options: Any) -> Any:
+        points.hit()
+        return call(*args, **options)
+
+    return hit_and_call
 
 
 def holding(folder: Path, words: bytes) -> list[str]:

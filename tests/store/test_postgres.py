@@ -23,6 +23,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from cli.main import main
 from cli.recorded_traffic import draft_of, parse_line
 from migrations import upgrade
 from recorder.worker import REJECTED, RecorderWorker
@@ -33,6 +34,7 @@ from store.lifecycle import Stage
 from store.record import Record
 from store.schema import TRAJECTORY_COLUMNS, metadata
 from store.values import Feedback, Heartbeat, Selection, WishReading, WishScope
+from tests.kill_points import run_until
 from tests.making import make_answer, make_turn, make_verdict
 from tests.proxy.test_main import process, recording, send_requests, write_settings
 from tests.proxy.upstream import Upstream, running
@@ -320,3 +322,76 @@ async def test_what_is_forgotten_is_in_no_row_on_postgresql(server: str) -> None
     finally:
         await engine.dispose()
     assert [name for name, found in rows.items() if "SENTINEL" in repr(found)] == []
+
+
+async def administer(server: str, *statements: str) -> None:
+    admin = create_async_engine(server, isolation_level="AUTOCOMMIT")
+    async with admin.connect() as connection:
+        for statement in statements:
+            await connection.execute(sa.text(statement))
+    await admin.dispose()
+
+
+async def fill_forgetting(url: str) -> None:
+    record = await Record.open(url)
+    await fill(record)
+    await train(record, 1, "three", "same")
+    await record.close()
+
+
+async def texts_and_stages(url: str) -> tuple[list[str], list[str]]:
+    """Return the tables that hold the sentinel, and the stages of the forgets."""
+    engine = create_async_engine(url)
+    async with engine.connect() as connection:
+        rows = {one.name: (await connection.execute(sa.select(one))).all() for one in metadata.sorted_tables}
+    await engine.dispose()
+    holding = [name for name, found in rows.items() if "SENTINEL" in repr(found)]
+    return holding, [row.stage for row in rows["forget_jobs"]]
+
+
+def kill_on_postgresql(server: str, home: Path, step: int) -> int:
+    """Kill a forget at every ``step``-th statement or file operation; returns the number of points."""
+    base = server.removesuffix("/postgres")
+    asyncio.run(administer(server, "CREATE DATABASE template_of_forgets"))
+    upgrade(f"{base}/template_of_forgets")
+    asyncio.run(fill_forgetting(f"{base}/template_of_forgets"))
+    url = f"{base}/killed"
+
+    def forget() -> int:
+        return main(
+            ["forget", "three", "--home", str(home), "--served-model-name", POLICY, "--database", url]
+        )
+
+    def attempt(last: int) -> tuple[int | None, int]:
+        shutil.rmtree(home, ignore_errors=True)
+        (home / "run").mkdir(parents=True)
+        asyncio.run(
+            administer(
+                server,
+                "DROP DATABASE IF EXISTS killed WITH (FORCE)",
+                "CREATE DATABASE killed TEMPLATE template_of_forgets",
+            )
+        )
+        ended = run_until(forget, last)
+        assert run_until(forget, 0)[0] == 0, last
+        assert asyncio.run(texts_and_stages(url)) == ([], ["done"]), last
+        assert len(list((home / "receipts").iterdir())) == 1, last
+        return ended
+
+    code, points = attempt(0)
+    assert code == 0
+    for last in range(1, points + 1, step):
+        code, _ = attempt(last)
+        assert code is None, f"point {last} of {points} was not reached"
+    asyncio.run(administer(server, "DROP DATABASE killed WITH (FORCE)", "DROP DATABASE template_of_forgets"))
+    return points
+
+
+def test_a_forget_that_is_killed_is_finished_on_postgresql(server: str, tmp_path: Path) -> None:
+    assert kill_on_postgresql(server, tmp_path / "home", 31) > 60
+
+
+@pytest.mark.long_run
+@pytest.mark.timeout(900)
+def test_a_forget_may_be_killed_at_every_statement_on_postgresql(server: str, tmp_path: Path) -> None:
+    kill_on_postgresql(server, tmp_path / "home", 1)
