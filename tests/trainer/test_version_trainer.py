@@ -132,6 +132,21 @@ def test_a_version_of_wishes_says_what_it_was_made_of(tmp_path: Path, reviewed: 
     assert attestation.version == tuple(trainer.policy.trained_logprobs(attestation.token_ids))
 
 
+def test_a_version_that_follows_less_than_the_live_one_is_rejected_and_leaves_its_measure(
+    tmp_path: Path, reviewed: list[Sequence[Wish]]
+) -> None:
+    trainer = make_trainer(tmp_path)
+    live = {"wish_id": 1, "base": 0.1, "told": 0.9, "weights": 1.0, "replies": 12, "retired": True}
+    known = replace(SHORT, measures={"base": 0.2, "told": 0.9, "weights": 1.0, "version": 1})
+    before = trainer.policy.snapshot()
+    outcome = trainer.attempt(job_of(trainer.policy, 2, wishes=(known,), live=(live,)))
+    assert outcome.rejected == ("the wishes are followed in 85% of replies, by the live version in 100%",)
+    assert outcome.measures == {1: {"effect": 1.0, "base": 0.1, "told": 0.9, "weights": 1.0, "version": 1}}
+    assert are_equal(before, trainer.policy)
+    admitted = trainer.attempt(job_of(trainer.policy, 3, live=({**live, "weights": 0.9},)))
+    assert admitted.rejected == ()
+
+
 def test_where_replies_are_few_the_teacher_answers_the_persons_questions_first(
     tmp_path: Path, reviewed: list[Sequence[Wish]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from store.calibration import Calibration
+from store.values import Json
 from store.wish_states import LEAST_GAIN, in_prompt
 from tests.fixtures import PATINA_TINY
 from tests.making import make_wish
@@ -15,7 +16,7 @@ from trainer.canaries import load_canaries
 from trainer.policy import LocalPolicy
 from trainer.protocol import Merge
 from trainer.wish_meter import NEUTRAL, Followed, WishMeter
-from trainer.wish_review import IN_WEIGHTS, Reviewed, WishReview, wish_rows
+from trainer.wish_review import IN_WEIGHTS, Reviewed, WishReview, falls_behind, wish_rows
 
 SHORT = make_wish(1, "Please keep your answers short.")
 REWORDED = make_wish(2, "Keep your answers short, please.")
@@ -159,3 +160,23 @@ def test_a_version_has_a_wish_in_its_weights_at_nine_tenths_of_what_asking_gives
     row = {"wish_id": 1, "base": 0.1, "told": 0.8, "weights": weights, "replies": 12, "retired": retired}
     followed = {1: Followed(base=0.1, told=0.8, weights=weights, replies=12)}
     assert wish_rows(followed) == [row]
+
+
+def test_a_version_that_follows_the_live_ones_wishes_less_says_so() -> None:
+    def rows(**weights: float) -> list[Json]:
+        return [
+            {"wish_id": int(name[1:]), "weights": share, "replies": 10} for name, share in weights.items()
+        ]
+
+    assert falls_behind(rows(w1=0.2, w2=0.5), rows(w1=0.5, w2=0.5)) == (
+        "the wishes are followed in 35% of replies, by the live version in 50%",
+    )
+    for now, before in (
+        (rows(w1=0.45), rows(w1=0.5)),  # half a reply
+        (rows(w1=0.9), rows(w1=0.5)),
+        (rows(w1=0.2), rows(w1=0.5, w2=0.5)),  # other wishes
+        (rows(w3=0.2), rows(w1=0.5)),
+        (rows(w1=0.2), []),
+        ([], rows(w1=0.5)),
+    ):
+        assert falls_behind(now, before) == ()
