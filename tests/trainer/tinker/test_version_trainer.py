@@ -112,7 +112,7 @@ def test_a_version_is_a_folder_that_says_where_its_weights_are(server: TinkerSer
     outcome = trainer.attempt(job_of(1, complaints(trainer, "a", "b")))
     assert outcome.written is not None
     folder = outcome.written.path
-    assert sorted(p.name for p in folder.iterdir()) == ["manifest.json", "patina", FILE]
+    assert sorted(p.name for p in folder.iterdir()) == ["manifest.json", "model.sig", "patina", FILE]
     assert verify_version(folder, outcome.written.content_hash) == outcome.written.content_hash
     assert folder.name == f"patina-tiny@1.{outcome.written.content_hash[:12]}"
     version = read_version(folder)
