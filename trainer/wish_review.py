@@ -158,7 +158,9 @@ class WishReview:
 
 def falls_behind(rows: Sequence[Json], live: Sequence[Json]) -> tuple[str, ...]:
     """Why a version that learnt the wishes of the live one may not replace it: its weights follow them less, by more than one reply. Pure."""
-    now, before = ({row["wish_id"]: row["weights"] for row in some} for some in (rows, live))
+    now, before = (
+        {row["wish_id"]: row["weights"] for row in some if "weights" in row} for some in (rows, live)
+    )
     if not now or now.keys() != before.keys():
         return ()
     share, live_share = (sum(some.values()) / len(some) for some in (now, before))

@@ -101,7 +101,7 @@ def delete_asked(
 
     Args:
         key: of the fingerprints.
-        note_turns: gets the ids of all turns before anything is deleted; called again where the transaction is.
+        note_turns: gets the ids of all turns and uploaded files before anything is deleted; called again where the transaction is.
 
     Raises:
         RecordError: there is no such job.
@@ -128,7 +128,10 @@ def delete_asked(
             }
             _update(connection, job_id, stage=ForgetStage.DONE, detail=detail, deleted_at=at)
         else:
-            note_turns(connection.execute(sa.select(schema.turns.c.turn_id)).scalars().all())
+            turns, files = schema.turns.c.turn_id, schema.training_files.c.file_id  # a receipt lists both
+            note_turns(
+                [one for ids in (turns, files) for one in connection.execute(sa.select(ids)).scalars()]
+            )
             done = delete(connection, closure, key=key, now=at)
             _update(connection, job_id, stage=ForgetStage.DELETED, detail=_detail(done), deleted_at=at)
     found = find(connection, job_id)
