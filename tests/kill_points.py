@@ -101,6 +101,16 @@ def _counting(points: _Points) -> Any:
     return lambda *args, **options: connect(*args, **{"factory": Connection, **options})
 
 
+def die_at_each(attempt: Callable[[int], tuple[int | None, int]], step: int) -> int:
+    """Call ``attempt`` (see `run_until`) to its end, then to die at every ``step``-th point; returns the number of points."""
+    code, points = attempt(0)
+    assert code == 0
+    for last in range(1, points + 1, step):
+        code, _ = attempt(last)
+        assert code is None, f"point {last} of {points} was not reached"
+    return points
+
+
 def _count_postgresql(points: _Points) -> None:
     """Make every statement, commits too, that this process sends to PostgreSQL a point."""
     with suppress(ImportError):

@@ -25,7 +25,7 @@ from store.journal import STATE_FILE, EntryKind, JournalWriter
 from store.record import Record
 from store.settings import Settings, read_settings
 from store.values import ForgetStage, Selection, StepRole
-from tests.kill_points import holding, run_until
+from tests.kill_points import die_at_each, holding, run_until
 from tests.recorder.exchanges import make_captured, user
 from tests.store.queries.test_forget import SENTINEL, fill, train
 from wire.captured_exchange import dump_exchange
@@ -265,12 +265,7 @@ def kill_the_recorder_everywhere(template: Path, step: int) -> int:
             raise AssertionError(f"after the recorder died at point {last}: {exc}") from exc
         return ended
 
-    code, points = attempt(0)
-    assert code == 0
-    for last in range(1, points + 1, step):
-        code, _ = attempt(last)
-        assert code is None, f"point {last} of {points} was not reached"
-    return points
+    return die_at_each(attempt, step)
 
 
 def test_a_forget_ends_when_the_recorder_dies_while_it_is_waited_for(template: Path) -> None:

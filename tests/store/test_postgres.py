@@ -34,7 +34,7 @@ from store.lifecycle import Stage
 from store.record import Record
 from store.schema import TRAJECTORY_COLUMNS, metadata
 from store.values import Feedback, Heartbeat, Selection, WishReading, WishScope
-from tests.kill_points import run_until
+from tests.kill_points import die_at_each, run_until
 from tests.making import make_answer, make_turn, make_verdict
 from tests.proxy.test_main import process, recording, send_requests, write_settings
 from tests.proxy.upstream import Upstream, running
@@ -378,11 +378,7 @@ def kill_on_postgresql(server: str, home: Path, step: int) -> int:
         assert len(list((home / "receipts").iterdir())) == 1, last
         return ended
 
-    code, points = attempt(0)
-    assert code == 0
-    for last in range(1, points + 1, step):
-        code, _ = attempt(last)
-        assert code is None, f"point {last} of {points} was not reached"
+    points = die_at_each(attempt, step)
     asyncio.run(administer(server, "DROP DATABASE killed WITH (FORCE)", "DROP DATABASE template_of_forgets"))
     return points
 
